@@ -1,0 +1,37 @@
+"""The session log is the truth about an attempt; trajectories, metrics, exports and viewers are functions of it."""
+
+from polar.sessionlog.packing import pack, unpack
+from polar.sessionlog.reader import Call, SessionLog, parse, read
+from polar.sessionlog.records import (
+    Chunk,
+    Delivered,
+    Finished,
+    Header,
+    Joined,
+    Opened,
+    Prompt,
+    Record,
+    Refused,
+    Sealed,
+)
+from polar.sessionlog.writer import LogWriter
+
+__all__ = [
+    "Call",
+    "Chunk",
+    "Delivered",
+    "Finished",
+    "Header",
+    "Joined",
+    "LogWriter",
+    "Opened",
+    "Prompt",
+    "Record",
+    "Refused",
+    "Sealed",
+    "SessionLog",
+    "pack",
+    "parse",
+    "read",
+    "unpack",
+]

@@ -1,0 +1,73 @@
+"""One way to write records: msgpack with packed arrays for machines, JSON with lists of numbers for people.
+
+A float that JSON cannot hold (NaN, infinities) becomes null, as msgspec does; arrays follow the same rule.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+T = TypeVar("T")
+
+_CODES: dict[np.dtype[Any], int] = {np.dtype(np.int32): 1, np.dtype(np.float32): 2, np.dtype(np.uint8): 3}
+_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+
+
+def _pack_array(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype in _CODES and value.ndim == 1:
+        return msgspec.msgpack.Ext(_CODES[value.dtype], value.tobytes())
+    return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    raise NotImplementedError(f"cannot encode a {type(value).__name__}")
+
+
+def _unpack_array(code: int, data: memoryview) -> Any:
+    if code not in _DTYPES:
+        raise msgspec.ValidationError(f"unknown array code {code}")
+    return np.frombuffer(bytes(data), dtype=_DTYPES[code])
+
+
+def _decode_array(kind: type, value: Any) -> Any:
+    if kind is not np.ndarray:
+        raise NotImplementedError(f"cannot decode a {kind}")
+    if isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, list) and all(isinstance(item, int | float) and not isinstance(item, bool) for item in value):
+        return np.asarray(value)
+    raise ValueError("expected a list of numbers")
+
+
+_msgpack = msgspec.msgpack.Encoder(enc_hook=_pack_array)
+_json = msgspec.json.Encoder(enc_hook=_plain)
+
+
+def to_msgpack(record: Any) -> bytes:
+    return _msgpack.encode(record)
+
+
+def to_json(record: Any) -> bytes:
+    return _json.encode(record)
+
+
+def to_builtins(record: Any) -> Any:
+    """Plain dicts, lists and numbers, as the JSON document would have them."""
+    return msgspec.to_builtins(record, enc_hook=_plain)
+
+
+def from_msgpack(data: bytes, kind: type[T]) -> T:
+    """Raises msgspec.ValidationError (naming the field's path) or DecodeError."""
+    return msgspec.msgpack.decode(data, type=kind, ext_hook=_unpack_array, dec_hook=_decode_array)
+
+
+def from_json(data: bytes | str, kind: type[T]) -> T:
+    """Raises msgspec.ValidationError (naming the field's path) or DecodeError."""
+    return msgspec.json.decode(data, type=kind, dec_hook=_decode_array)

@@ -1,0 +1,123 @@
+"""Settings of server and gateways: a topology file (strict: an unknown key is refused by name) or the command line.
+
+Environment: POLAR_TOPOLOGY, POLAR_GATEWAY_NODE_ID, POLAR_CONTROL_PLANE_TOKEN.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from polar.errors import ConfigError
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+TOKEN_HEADER = "X-Polar-Control-Token"
+DELIVERY_HEADER = "X-Polar-Delivery"
+IGNORED_HEADER = "X-Polar-Ignored"
+TOKEN_VARIABLE = "POLAR_CONTROL_PLANE_TOKEN"
+SERVER_PORT, GATEWAY_PORT = 8080, 8100
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class InferenceSettings(Strict):
+    """`tokenizer`: a folder with tokenizer.json and a chat template; else the one that the engine reports."""
+
+    engine: str = "sglang"
+    base_url: str
+    tokenizer: str | None = None
+
+
+class NodeSettings(Strict):
+    id: str = "node-0"
+    host: str = "127.0.0.1"
+    port: Port = GATEWAY_PORT
+    public_url: str | None = None
+    model_served: str = "policy"
+    inference: InferenceSettings
+    max_init_workers: Annotated[int, Field(ge=1)] = 4
+    max_run_workers: Annotated[int, Field(ge=1)] = 2
+    max_postrun_workers: Annotated[int, Field(ge=1)] = 4
+    default_runtime: str | None = None
+
+    @property
+    def url(self) -> str:
+        return self.public_url or f"http://{self.host}:{self.port}"
+
+
+class RolloutSettings(Strict):
+    host: str = "127.0.0.1"
+    port: Port = SERVER_PORT
+    public_url: str | None = None
+    save_dir: str = "polar-data"
+
+    @property
+    def url(self) -> str:
+        return self.public_url or f"http://{self.host}:{self.port}"
+
+
+class GatewaySettings(Strict):
+    heartbeat_interval_seconds: Annotated[float, Field(gt=0)] = 5.0
+    rollout_server_url: str | None = None
+    nodes: list[NodeSettings] = []
+
+
+class Topology(Strict):
+    rollout: RolloutSettings = Field(default_factory=RolloutSettings)
+    gateway: GatewaySettings = Field(default_factory=GatewaySettings)
+
+    def node(self, node_id: str | None = None) -> NodeSettings:
+        """The node of this id (or POLAR_GATEWAY_NODE_ID, or the only one). Raises ConfigError."""
+        wanted = node_id or os.environ.get("POLAR_GATEWAY_NODE_ID")
+        known = {node.id: node for node in self.gateway.nodes}
+        if wanted is None and len(known) == 1:
+            return next(iter(known.values()))
+        if wanted in known:
+            return known[wanted]
+        names = ", ".join(known) or "none"
+        raise ConfigError(f"gateway.nodes has no node {wanted!r}: it has {names}. Set POLAR_GATEWAY_NODE_ID to one")
+
+
+def load_topology(path: str | Path | None = None) -> Topology:
+    """Reads `path`, else the file POLAR_TOPOLOGY names. Raises ConfigError naming the key and the file."""
+    name = path or os.environ.get("POLAR_TOPOLOGY")
+    if not name:
+        raise ConfigError("no topology: give a path, or set POLAR_TOPOLOGY")
+    try:
+        document: Any = yaml.safe_load(Path(name).read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read the topology {name}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the topology {name} is not YAML: {error}") from error
+    try:
+        return Topology.model_validate(document or {})
+    except ValidationError as error:
+        raise ConfigError(f"the topology {name}: {describe(error)}") from error
+
+
+def describe(error: ValidationError) -> str:
+    """One line: `path.to.field: what is wrong` for each mistake."""
+    return "; ".join(f"{'.'.join(map(str, item['loc'])) or 'document'}: {item['msg']}" for item in error.errors())
+
+
+def control_token(data_folder: Path) -> str:
+    """The control token: POLAR_CONTROL_PLANE_TOKEN, else `<data folder>/control_token`, made (0600) at first start."""
+    given = os.environ.get(TOKEN_VARIABLE)
+    if given:
+        return given
+    path = data_folder / "control_token"
+    data_folder.mkdir(parents=True, exist_ok=True)
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return path.read_text().strip()
+    with os.fdopen(fd, "w") as file:
+        file.write(secrets.token_urlsafe(32))
+    return path.read_text().strip()

@@ -1,0 +1,205 @@
+"""What a plug-in has to be. A plug-in is made as `Class(spec)` and found by name or as `module:Class`."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from polar.records import BuildResult, EvaluationResult, SessionStatus, Termination, Trajectory
+from polar.requests import ExecInput, TaskRequest
+from polar.sessionlog import SessionLog
+
+
+class Place(msgspec.Struct, kw_only=True, frozen=True):
+    """Where a sandbox belongs: its label (session, attempt) and a host folder that is its own and dies with it."""
+
+    session_id: str
+    attempt: int
+    folder: Path
+
+
+class Listener(msgspec.Struct, kw_only=True):
+    """A listening socket held by us, and the base URL under which programs in the sandbox reach it."""
+
+    sock: socket.socket
+    url: str
+
+
+class ExecResult(msgspec.Struct, kw_only=True):
+    """How a command ended. `output` is the tail of stdout, `errors` of stderr (bounded); `limit_hit` = memory or
+    process limit of the sandbox killed it. `exit_code` of a killed process is 128 + signal."""
+
+    exit_code: int
+    output: str = ""
+    errors: str = ""
+    timed_out: bool = False
+    limit_hit: bool = False
+
+
+class Runtime(Protocol):
+    """A sandbox. Paths are paths inside it. After `stop`, and after `sweep` of a dead owner, nothing of it is left."""
+
+    session_dir: str
+    """inside the sandbox; has logs/, logs/agent/ and artifacts/"""
+    env: dict[str, str]
+    """given to every command, below the command's own; the gateway fills it before `setup`"""
+
+    async def start(self, place: Place) -> None:
+        """Raises SandboxFault (`sandbox_start`), with what to do about it."""
+        ...
+
+    async def listen(self) -> Listener: ...
+
+    async def run(self, step: ExecInput, *, timeout: float, log: Path | None = None) -> ExecResult:
+        """Runs one command with /bin/sh and returns when it has ended or its time is up (then it is killed).
+        Output goes to the host file `log` up to a bound; a command that prints more loses output, not its life."""
+        ...
+
+    async def upload(self, source: Path, target: str) -> None:
+        """Copies a host file or folder in. Raises TaskFault when `source` is not there."""
+        ...
+
+    async def write(self, target: str, data: bytes) -> None: ...
+
+    async def read(self, path: str) -> bytes:
+        """Raises FileNotFoundError."""
+        ...
+
+    async def kill_processes(self) -> None:
+        """When it returns, no process in the sandbox is alive; files and listener stay."""
+        ...
+
+    async def stop(self) -> None:
+        """Removes everything; may be called twice, and after a failed start."""
+        ...
+
+
+class Harness(Protocol):
+    """An agent program. `makes_calls` False: it makes no model call, and having none is no fault."""
+
+    makes_calls: bool
+
+    async def setup(self, runtime: Runtime) -> None:
+        """Raises TaskFault or HarnessFault: the session ends as `prepare`."""
+        ...
+
+    def run_steps(self, instruction: str) -> list[ExecInput]: ...
+
+    def postrun_steps(self) -> list[ExecInput]: ...
+
+    async def postprocess(self, runtime: Runtime, result: ExecResult) -> None: ...
+
+
+class Builder(Protocol):
+    """A pure function of a session log: same log, same bytes."""
+
+    def build(self, log: SessionLog, *, include_auxiliary: bool = False) -> BuildResult: ...
+
+
+class EvaluationContext(msgspec.Struct, kw_only=True):
+    """What an evaluator sees. `runtime` is the agent's sandbox with every agent process dead, or a fresh one."""
+
+    task: TaskRequest
+    session_id: str
+    status: SessionStatus
+    termination: Termination
+    trajectory: Trajectory
+    runtime: Runtime | None
+    timeout: float
+
+
+class Evaluator(Protocol):
+    needs_runtime: bool
+
+    async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
+        """Raises EvaluationFault; a reward is finite, or None with a reason in the metadata."""
+        ...
+
+
+class EngineCall(msgspec.Struct, kw_only=True):
+    """One request to an engine: exactly one of `prompt_ids` [n] (engines that take ids) and `messages`."""
+
+    rid: str
+    prompt_ids: np.ndarray | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    sampling: Mapping[str, Any]
+    """temperature, top_p, top_k, min_p, max_tokens, stop, stop_token_ids, seed"""
+
+
+class Piece(msgspec.Struct, kw_only=True):
+    """What an engine handed over: disjoint, in order. The last piece of an answer, and only it, has `finish_reason`
+    (stop, length, tool_calls or abort). `text` is the decoded text of these ids where the engine tells it."""
+
+    ids: np.ndarray
+    logprobs: np.ndarray | None = None
+    text: str = ""
+    version: str | None = None
+    prompt_ids: np.ndarray | None = None
+    """from engines that render themselves, on one piece: the prompt they used"""
+    finish_reason: str | None = None
+    matched: int | str | None = None
+    message: dict[str, Any] | None = None
+    """from engines that render and parse themselves: the assistant message"""
+
+
+class EngineFacts(msgspec.Struct, kw_only=True):
+    """What a probe found. `problem` says in words why no training session may run on it, and what to do."""
+
+    kind: str
+    healthy: bool
+    version: str | None = None
+    """policy version"""
+    model: str | None = None
+    tokenizer_path: str | None = None
+    context_length: int | None = None
+    returns_ids: bool = False
+    logprob_mode: str | None = None
+    problem: str | None = None
+
+
+class Engine(Protocol):
+    kind: str
+    takes_ids: bool
+    base_url: str
+
+    def generate(self, call: EngineCall) -> AsyncIterator[Piece]:
+        """Raises EngineFault (engine_down, engine_error, engine_timeout, engine_lies) or PolicyFault `context` when
+        the engine says that the prompt does not fit. Cancelling the iteration aborts the call at the engine."""
+        ...
+
+    async def probe(self) -> EngineFacts:
+        """Answers in under 5 s; never raises."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Rendering(Protocol):
+    """Messages to ids and back. Messages and tools are canonical: OpenAI chat shape."""
+
+    name: str
+    sha256: str
+
+    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> np.ndarray:
+        """Prompt ids [n], with the generation prompt."""
+        ...
+
+    def bridge(
+        self, sequence: np.ndarray, new_messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+    ) -> np.ndarray | None:
+        """Ids [m] to append behind `sequence` (a prompt and what was sampled for it) so that `new_messages` and the
+        generation prompt follow; None where that cannot be done exactly."""
+        ...
+
+    def parse(self, ids: np.ndarray, tools: list[dict[str, Any]] | None) -> dict[str, Any]:
+        """The canonical assistant message of sampled ids; never raises on malformed tool calls: they stay text."""
+        ...
+
+    def decode(self, ids: np.ndarray) -> str: ...

@@ -1,0 +1,276 @@
+"""What Polar hands out and stores, with every enum that decides a gradient.
+
+Token data is numpy in memory (int32 ids, float32 logprobs, uint8 mask), a packed extension type in msgpack,
+and lists of numbers in JSON. Field names are the public API's names.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+import numpy as np
+
+
+class SessionStatus(StrEnum):
+    REGISTERED = "REGISTERED"
+    INITIALIZING = "INITIALIZING"
+    READY = "READY"
+    RUNNING = "RUNNING"
+    POST_RUN = "POST_RUN"
+    BUILDING = "BUILDING"
+    EVALUATING = "EVALUATING"
+    COMPLETED = "COMPLETED"
+    ERROR = "ERROR"
+    TIMEOUT = "TIMEOUT"
+
+    @property
+    def terminal(self) -> bool:
+        return self in (SessionStatus.COMPLETED, SessionStatus.ERROR, SessionStatus.TIMEOUT)
+
+
+class TaskState(StrEnum):
+    """`status` of a task."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+    @property
+    def terminal(self) -> bool:
+        return self in (TaskState.COMPLETED, TaskState.FAILED, TaskState.CANCELLED)
+
+
+class Termination(StrEnum):
+    """Why a session ended: one row each of `endings.TABLE`. A fault's own name may refine INFRASTRUCTURE."""
+
+    QUEUE = "queue"
+    SANDBOX_START = "sandbox_start"
+    PREPARE = "prepare"
+    BUILD = "build"
+    DONE = "done"
+    HARNESS_EXIT = "harness_exit"
+    LIMIT = "limit"
+    CONTEXT = "context"
+    AGENT_TIMEOUT = "agent_timeout"
+    NO_CALLS = "no_calls"
+    SANDBOX_LIMIT = "sandbox_limit"
+    INFRASTRUCTURE = "infrastructure"
+    EVALUATION = "evaluation"
+    CANCELLED = "cancelled"
+    EARLY_STOP = "early_stop"
+
+
+class Exclusion(StrEnum):
+    """Why a sampled token is in no trace as a trainable one (law of conservation)."""
+
+    AUXILIARY_CALL = "auxiliary_call"
+    """a call of the harness's small helper model"""
+    UNDELIVERED = "undelivered"
+    """the answer never reached the harness, and nothing continued from it"""
+    ABORTED = "aborted"
+    """the call was cut off: end of the session, client gone, engine lost half-way"""
+    OVER_LIMIT = "over_limit"
+    """sampled after a limit of the session had been reached"""
+
+
+class Drop(StrEnum):
+    """Why the bridge dropped a whole group."""
+
+    ZERO_TRAINABLE = "zero_trainable"
+    LOW_COMPLETE_FRACTION = "low_complete_fraction"
+    LOGPROB_ERROR = "logprob_error"
+    FAILED = "failed"
+    STALE = "stale"
+
+
+IDS = np.dtype(np.int32)
+LOGPROBS = np.dtype(np.float32)
+MASK = np.dtype(np.uint8)
+
+VersionSpan = tuple[int, int, str]
+"""[start, end) over response_ids, and the policy version (text, as the engine gave it) that sampled them."""
+
+
+class Trace(msgspec.Struct, kw_only=True):
+    """One training sequence.
+
+    prompt_ids [P], response_ids [R], loss_mask [R], response_logprobs [R] or None (0.0 where the mask is 0).
+    None means that a sampled token has no usable logprob: the mask stands, the bridge refuses the group by name.
+    """
+
+    prompt_ids: np.ndarray
+    response_ids: np.ndarray
+    loss_mask: np.ndarray
+    prompt_messages: list[dict[str, Any]] = []
+    response_messages: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] | None = None
+    finish_reason: str | None = None
+    response_logprobs: np.ndarray | None = None
+    reward: float | None = None
+    metadata: dict[str, Any] = {}
+    weight_versions: list[VersionSpan] = []
+
+    def __post_init__(self) -> None:
+        self.prompt_ids = np.asarray(self.prompt_ids, IDS)
+        self.response_ids = np.asarray(self.response_ids, IDS)
+        self.loss_mask = np.asarray(self.loss_mask, MASK)
+        if self.response_logprobs is not None:
+            self.response_logprobs = np.asarray(self.response_logprobs, LOGPROBS)
+
+    @property
+    def trainable(self) -> int:
+        return int(self.loss_mask.sum())
+
+
+class Trajectory(msgspec.Struct, kw_only=True):
+    """All traces of a session. `metadata` has tokens, calls, evaluation (written by `public.py`)."""
+
+    status: SessionStatus
+    metadata: dict[str, Any] = {}
+    traces: list[Trace] = []
+    error: str | None = None
+
+
+class TokenLedger(msgspec.Struct, kw_only=True, frozen=True):
+    """sampled = trainable + Σ excluded.values(), always; `attempt_discarded` counts other attempts' tokens."""
+
+    sampled: int = 0
+    trainable: int = 0
+    excluded: dict[str, int] = {}
+    attempt_discarded: int = 0
+
+    @property
+    def balanced(self) -> bool:
+        return self.sampled == self.trainable + sum(self.excluded.values())
+
+
+class CallCounts(msgspec.Struct, kw_only=True, frozen=True):
+    """How the session's completions came to their context; all are model calls that the engine answered."""
+
+    completions: int = 0
+    continued: int = 0
+    rendered: int = 0
+    forks: int = 0
+    drift: int = 0
+    joined: int = 0
+    refused: int = 0
+    missing_logprobs: int = 0
+
+
+class BuildResult(msgspec.Struct, kw_only=True):
+    """What a builder returns: traces in the order of their first completion, and the balanced ledger."""
+
+    traces: list[Trace]
+    tokens: TokenLedger
+    calls: CallCounts
+
+
+class EvaluationResult(msgspec.Struct, kw_only=True):
+    """`outcome_reward` goes to every trace; `trace_rewards` has one a trace and wins. None is never 0."""
+
+    outcome_reward: float | None = None
+    trace_rewards: list[float] | None = None
+    metadata: dict[str, Any] = {}
+
+
+class SessionTiming(msgspec.Struct, kw_only=True):
+    """Milliseconds. `postrun_ms` = build_ms + eval_ms + clean-up."""
+
+    register_to_init_queue_ms: float | None = None
+    init_ms: float | None = None
+    ready_queue_ms: float | None = None
+    run_ms: float | None = None
+    postrun_ms: float | None = None
+    build_ms: float | None = None
+    eval_ms: float | None = None
+    e2e_ms: float | None = None
+
+
+class SessionResult(msgspec.Struct, kw_only=True):
+    session_id: str
+    task_id: str
+    status: SessionStatus
+    trajectory: Trajectory | None = None
+    timing: SessionTiming = msgspec.field(default_factory=SessionTiming)
+    node_id: str | None = None
+    error: str | None = None
+    metadata: dict[str, Any] = {}
+
+
+class TaskResult(msgspec.Struct, kw_only=True):
+    """The callback's payload."""
+
+    task_id: str
+    status: TaskState
+    results: list[SessionResult] = []
+    result_paths: list[str] = []
+
+
+class TaskStatus(msgspec.Struct, kw_only=True):
+    task_id: str
+    status: TaskState
+    total_sessions: int = 0
+    completed_sessions: int = 0
+    results: list[SessionResult] = []
+    result_paths: list[str] = []
+    waiting_for: str | None = None
+    """what the task waits for when no gateway can take it, in words; None otherwise"""
+    error: str | None = None
+
+
+class TaskSummary(msgspec.Struct, kw_only=True):
+    task_id: str
+    status: TaskState
+    harness: str
+    model: str
+    num_samples: int
+    completed_sessions: int = 0
+    errored_sessions: int = 0
+    mean_reward: float | None = None
+    mean_traces: float | None = None
+    mean_completions: float | None = None
+    created_at: float = 0.0
+    updated_at: float = 0.0
+    source: str | None = None
+
+
+class SessionSummary(msgspec.Struct, kw_only=True):
+    session_id: str
+    task_id: str
+    status: SessionStatus
+    node_id: str | None = None
+    reward: float | None = None
+    timing: SessionTiming = msgspec.field(default_factory=SessionTiming)
+    error: str | None = None
+
+
+class GatewayMetrics(msgspec.Struct, kw_only=True):
+    init_queue_depth: int = 0
+    init_inflight: int = 0
+    ready_depth: int = 0
+    run_inflight: int = 0
+    postrun_queue_depth: int = 0
+    postrun_inflight: int = 0
+
+
+class GatewayNodeInfo(msgspec.Struct, kw_only=True):
+    node_id: str
+    gateway_url: str
+    max_init_workers: int
+    max_run_workers: int
+    max_postrun_workers: int
+    heartbeat_interval_seconds: float = 5.0
+    metrics: GatewayMetrics = msgspec.field(default_factory=GatewayMetrics)
+    healthy: bool = True
+    draining: bool = False
+    last_heartbeat: float = 0.0
+
+
+class Event(msgspec.Struct, kw_only=True):
+    type: str
+    ts: float
+    data: dict[str, Any] = {}

@@ -1,0 +1,29 @@
+"""A sealed log is packed with zstd before it leaves the gateway; its name everywhere is its packed bytes' sha256."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import zstandard
+
+_LEVEL = 9
+
+
+def pack(path: Path) -> tuple[Path, str]:
+    """Writes `path` + `.zst` beside it (whole or not at all) and returns it with the sha256 of its bytes."""
+    packed = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(path.read_bytes())
+    target = path.with_name(path.name + ".zst")
+    partial = target.with_name(target.name + ".part")
+    with partial.open("wb") as file:
+        file.write(packed)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(target)
+    return target, hashlib.sha256(packed).hexdigest()
+
+
+def unpack(data: bytes) -> bytes:
+    """Raises zstandard.ZstdError on damaged bytes."""
+    return zstandard.ZstdDecompressor().decompressobj().decompress(data)

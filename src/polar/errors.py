@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
 
 
@@ -86,3 +87,9 @@ class ConfigError(PolarError):
 
     blame = "task"
     default_name = "config"
+
+
+def from_os_error(error: OSError, doing: str) -> ServerFault:
+    """A full disk is `disk_full`; everything else of the operating system is `io_error`. Never the policy's fault."""
+    name = "disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "io_error"
+    return ServerFault(f"{doing}: {error}", name=name)

@@ -6,7 +6,7 @@ from typing import Any
 
 from polar.codec import to_builtins
 from polar.nodeapi import NodeResult
-from polar.records import SessionResult, Trajectory
+from polar.records import SessionResult, Termination, Trajectory
 
 
 def session_result(result: NodeResult, task_id: str, session_index: int) -> SessionResult:
@@ -14,7 +14,7 @@ def session_result(result: NodeResult, task_id: str, session_index: int) -> Sess
     metadata: dict[str, Any] = {
         "session_index": session_index,
         "attempt": result.attempt,
-        "termination": result.termination.value,
+        "termination": _termination(result),
     }
     optional = {"exit_code": result.exit_code, "fault": result.fault, "harness_log": result.harness_log or None}
     metadata |= {key: value for key, value in optional.items() if value is not None}
@@ -34,7 +34,7 @@ def _trajectory(result: NodeResult) -> Trajectory | None:
     """metadata: termination, tokens (the ledger), calls, evaluation."""
     if result.traces is None:
         return None
-    metadata: dict[str, Any] = {"termination": result.termination.value}
+    metadata: dict[str, Any] = {"termination": _termination(result)}
     if result.tokens is not None:
         metadata["tokens"] = to_builtins(result.tokens)
     if result.calls is not None:
@@ -47,3 +47,10 @@ def _trajectory(result: NodeResult) -> Trajectory | None:
         } | result.evaluation.metadata
     status = result.run_status or result.status
     return Trajectory(status=status, metadata=metadata, traces=result.traces, error=result.error)
+
+
+def _termination(result: NodeResult) -> str:
+    """An infrastructure fault goes by its own name."""
+    if result.termination is Termination.INFRASTRUCTURE and result.fault:
+        return result.fault
+    return result.termination.value

@@ -1,0 +1,256 @@
+"""The gateway: polls the rollout server, takes leases while it has room, carries sessions out, hands results back.
+
+A gateway that cannot reach the server goes on with what it has; a gateway that is stopped leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from polar.config import NodeSettings
+from polar.errors import ConfigError, ServerFault, from_os_error
+from polar.gateway.control import control_routes
+from polar.gateway.engine_watch import EngineWatch
+from polar.gateway.link import Refused, ServerLink
+from polar.gateway.outbox import Outbox
+from polar.gateway.session import NodeFacts, Session
+from polar.gateway.stages import Stages
+from polar.harnesses import HARNESSES
+from polar.nodeapi import Cancel, Held, Lease, NodeResult, Order, PollRequest, Workers, WorkRequest
+from polar.proxy import make_engine
+from polar.records import SessionStatus, Termination
+from polar.runtimes import RUNTIMES, sweep
+
+log = structlog.get_logger("polar.gateway")
+_NO_ROOM = Workers(init=0, run=0, postrun=0)
+_RETRY_SECONDS = 1.0
+_ENGINE_FAULTS = frozenset({"engine_down", "engine_error", "engine_timeout", "engine_lies"})
+
+
+class Gateway:
+    """One node. `data` is its folder: disposable once every log in it has been taken by the server."""
+
+    def __init__(
+        self, node: NodeSettings, *, server_url: str, token: str, data: Path, heartbeat_seconds: float = 5.0
+    ) -> None:
+        self.node = node
+        self.url = node.url
+        self.epoch = time.time_ns() // 1_000_000
+        self.draining = False
+        self.stages = Stages(
+            Workers(init=node.max_init_workers, run=node.max_run_workers, postrun=node.max_postrun_workers)
+        )
+        self.sessions: dict[tuple[str, int], Session] = {}
+        self.watch: EngineWatch | None = None
+        self.token = token
+        self._data = data
+        self._outbox = Outbox(data / "outbox")
+        self._link = ServerLink(server_url, token)
+        self._heartbeat = heartbeat_seconds
+        self._delivering: set[tuple[str, int]] = set()
+        self._acked: list[str] = []
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def run(self, ready: Callable[[str], None] | None = None) -> None:
+        """Runs until it is cancelled. `ready` is told the gateway's URL once the engine has been found healthy."""
+        inference = self.node.inference
+        await sweep(self._data / "sandboxes")
+        engine = await make_engine(inference.engine, inference.base_url)
+        self.watch = EngineWatch(engine, self.node)
+        try:
+            async with self._link, asyncio.TaskGroup() as self._tasks:
+                self._tasks.create_task(self.watch.watch())
+                self._tasks.create_task(self._poll_for_ever())
+                self._tasks.create_task(self._serve(ready))
+                for path in self._outbox.waiting():
+                    self._tasks.create_task(self._outbox.deliver(path, self._link))
+        finally:
+            if self.watch.proxy is not None:
+                await self.watch.proxy.stop()
+            await engine.close()
+
+    async def _serve(self, ready: Callable[[str], None] | None) -> None:
+        assert self.watch is not None
+        await self.watch.ready.wait()
+        assert self.watch.proxy is not None
+        url = await self.watch.proxy.start(self.node.host, self.node.port, control_routes(self))
+        self.url = self.node.public_url or url
+        if ready is not None:
+            ready(self.url)
+        await self._work_for_ever()
+
+    # What the server tells
+
+    async def _poll_for_ever(self) -> None:
+        while True:
+            acked = self._acked[:]
+            try:
+                reply = await self._link.poll(self._poll_request(acked))
+            except Refused as refusal:
+                raise _fatal(self.node.id, refusal) from refusal
+            except ServerFault as fault:
+                log.warning("poll failed", why=fault.message)
+                await asyncio.sleep(min(_RETRY_SECONDS, self._heartbeat))
+                continue
+            self._acked = [order for order in self._acked if order not in acked]
+            self._cancel(reply.cancels)
+            for order in reply.orders:
+                self._obey(order)
+            await asyncio.sleep(self._heartbeat)
+
+    async def _work_for_ever(self) -> None:
+        while True:
+            await self._room()
+            request = WorkRequest(node_id=self.node.id, epoch=self.epoch, room=self.stages.room(len(self.sessions)))
+            try:
+                reply = await self._link.work(request)
+            except Refused as refusal:
+                raise _fatal(self.node.id, refusal) from refusal
+            except ServerFault as fault:
+                log.warning("asking for work failed", why=fault.message)
+                await asyncio.sleep(_RETRY_SECONDS)
+                continue
+            self._cancel(reply.cancels)
+            for lease in reply.leases:
+                self._take(lease)
+
+    async def _room(self) -> None:
+        """Returns when there is room for a session, and an engine to serve it."""
+        assert self.watch is not None
+        while True:
+            self.stages.changed.clear()
+            if not self.draining and self.watch.state.healthy and self.stages.room(len(self.sessions)).init > 0:
+                return
+            try:
+                await asyncio.wait_for(self.stages.changed.wait(), _RETRY_SECONDS)
+            except TimeoutError:
+                continue
+
+    def _poll_request(self, acked: list[str]) -> PollRequest:
+        """Leases come through /node/work alone: a poll offers no room."""
+        assert self.watch is not None
+        return PollRequest(
+            node_id=self.node.id,
+            epoch=self.epoch,
+            gateway_url=self.url,
+            workers=self.stages.workers,
+            room=_NO_ROOM,
+            metrics=self.stages.metrics(),
+            engine=self.watch.state,
+            runtimes=sorted(RUNTIMES),
+            harnesses=sorted(HARNESSES),
+            held=self._held(),
+            acked=acked,
+            heartbeat_interval_seconds=self._heartbeat,
+        )
+
+    def _held(self) -> list[Held]:
+        live = [
+            Held(session_id=key[0], attempt=key[1], stage=session.stage, sampled_tokens=session.sampled)
+            for key, session in self.sessions.items()
+        ]
+        done = [
+            Held(session_id=key[0], attempt=key[1], stage=SessionStatus.POST_RUN)
+            for key in self._delivering - self.sessions.keys()
+        ]
+        return live + done
+
+    def _cancel(self, cancels: list[Cancel]) -> None:
+        for cancel in cancels:
+            session = self.sessions.get((cancel.session_id, cancel.attempt))
+            if session is not None:
+                session.stop(cancel.why)
+
+    def _obey(self, order: Order) -> None:
+        assert self.watch is not None and self._tasks is not None
+        if order.id in self._acked:
+            return
+        if order.kind == "drain":
+            self.draining = True
+        elif self.watch.proxy is not None and order.kind == "resume":
+            self.watch.proxy.resume()
+        elif self.watch.proxy is not None:
+            self._tasks.create_task(self._pause(order))
+            return
+        self._acked.append(order.id)
+
+    async def _pause(self, order: Order) -> None:
+        assert self.watch is not None and self.watch.proxy is not None
+        if await self.watch.proxy.pause(order.mode, order.timeout_seconds):
+            self._acked.append(order.id)
+
+    # Carrying out
+
+    def _take(self, lease: Lease) -> None:
+        assert self.watch is not None and self.watch.proxy is not None and self._tasks is not None
+        key = (lease.session_id, lease.attempt)
+        if key in self.sessions or key in self._delivering:
+            return
+        facts = NodeFacts(
+            node_id=self.node.id,
+            epoch=self.epoch,
+            sandboxes=self._data / "sandboxes",
+            default_runtime=self.node.default_runtime,
+            stages=self.stages,
+            proxy=self.watch.proxy,
+            outbox=self._outbox,
+        )
+        session = Session(lease, facts)
+        self.sessions[key] = session
+        self._tasks.create_task(self._carry(session))
+
+    async def _carry(self, session: Session) -> None:
+        try:
+            result = await session.run()
+        finally:
+            self._delivering.add(session.id)
+            del self.sessions[session.id]
+            self.stages.changed.set()
+        try:
+            if result is not None:
+                await self._hand_back(result)
+        finally:
+            self._delivering.discard(session.id)
+
+    async def _hand_back(self, result: NodeResult) -> None:
+        assert self.watch is not None
+        if result.fault in _ENGINE_FAULTS:
+            self.watch.doubt()
+        try:
+            path = await asyncio.to_thread(self._outbox.put, result)
+        except OSError as error:
+            await self._outbox.send(_without_disk(result, error), self._link)
+            return
+        await self._outbox.deliver(path, self._link)
+
+
+def _without_disk(result: NodeResult, error: OSError) -> NodeResult:
+    """The result of an attempt whose log cannot be kept: an infrastructure fault, and no trajectory without a log."""
+    fault = from_os_error(error, "keeping the result")
+    return msgspec.structs.replace(
+        result,
+        status=SessionStatus.ERROR,
+        termination=Termination.INFRASTRUCTURE,
+        retryable=True,
+        fault=fault.name,
+        error=fault.message,
+        traces=None,
+        tokens=None,
+        calls=None,
+        evaluation=None,
+        log_sha256=None,
+    )
+
+
+def _fatal(node_id: str, refusal: Refused) -> Exception:
+    if refusal.status == 409:
+        return ConfigError(f"a newer gateway runs as {node_id!r}: give this one an id of its own ({refusal.message})")
+    if refusal.status == 401:
+        return ConfigError("the rollout server refuses the control token: set POLAR_CONTROL_PLANE_TOKEN to its own")
+    return refusal

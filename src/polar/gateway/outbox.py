@@ -1,4 +1,4 @@
-"""Results and sealed logs stay on the gateway's disk until the server has answered for them, whatever dies meanwhile."""
+"""Results and sealed logs stay on the gateway's disk until the server has answered for them, whatever dies."""
 
 from __future__ import annotations
 

@@ -1,0 +1,53 @@
+"""EVAL: an evaluator gives finite rewards or the session has none; what fails is tried once more, and is never a 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from polar.errors import EvaluationFault, SandboxFault, TaskFault
+from polar.gateway.budgets import StageTimeout, blamed_on, budget
+from polar.protocols import EvaluationContext, Evaluator
+from polar.records import EvaluationResult, Trace
+
+log = structlog.get_logger("polar.gateway")
+MakeContext = Callable[[], Awaitable[EvaluationContext]]
+"""Makes the context of one try: with the agent's own sandbox, all processes dead, or a fresh one."""
+
+
+async def grade(evaluator: Evaluator, seconds: float, context: MakeContext) -> EvaluationResult:
+    """Raises EvaluationFault after the second failure."""
+    try:
+        return await _grade_once(evaluator, seconds, context)
+    except EvaluationFault as first:
+        log.warning("evaluation failed, once more", why=first.message)
+        return await _grade_once(evaluator, seconds, context)
+
+
+async def _grade_once(evaluator: Evaluator, seconds: float, make_context: MakeContext) -> EvaluationResult:
+    try:
+        async with budget(seconds, "evaluate"):
+            context = await make_context()
+            with blamed_on(EvaluationFault, "the evaluator"):
+                result = await evaluator.evaluate(context)
+    except (StageTimeout, SandboxFault, TaskFault) as fault:
+        raise EvaluationFault(fault.message) from fault
+    _check(result, len(context.trajectory.traces))
+    return result
+
+
+def spread(result: EvaluationResult, traces: list[Trace]) -> None:
+    """The outcome's reward goes to every trace; where there is a reward a trace, that wins."""
+    for index, trace in enumerate(traces):
+        trace.reward = result.trace_rewards[index] if result.trace_rewards else result.outcome_reward
+
+
+def _check(result: EvaluationResult, traces: int) -> None:
+    if result.trace_rewards is not None and len(result.trace_rewards) != traces:
+        raise EvaluationFault(f"the evaluator gave {len(result.trace_rewards)} trace_rewards for {traces} traces")
+    rewards: list[float | None] = [result.outcome_reward, *(result.trace_rewards or [])]
+    given = [reward for reward in rewards if reward is not None]
+    if not given or not all(math.isfinite(reward) for reward in given):
+        raise EvaluationFault(f"the evaluator gave no finite reward: {rewards}")

@@ -1,0 +1,43 @@
+# `make demo` and `make test` create their own environment in .venv; nothing but Python, make and git is needed.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# TORCH_INDEX=<URL of PyTorch's CPU wheels> spares the CUDA build where pip would take one.
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+ARGS ?=
+
+.PHONY: demo test test-slow lint clean
+
+demo: $(VENV)/demo.stamp
+	$(BIN)/polar demo $(ARGS)
+
+test: $(VENV)/dev.stamp lint
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+clean:
+	rm -rf $(VENV) build src/*.egg-info
+
+$(VENV)/python.stamp:
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/torch.stamp: $(VENV)/python.stamp
+	$(BIN)/pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
+	touch $@
+
+$(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml
+	$(BIN)/pip install -q -e '.[demo]'
+	touch $@
+
+$(VENV)/dev.stamp: $(VENV)/torch.stamp pyproject.toml
+	$(BIN)/pip install -q -e '.[demo,dev]'
+	touch $@

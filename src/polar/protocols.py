@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -125,6 +125,8 @@ class EngineCall(msgspec.Struct, kw_only=True):
     """One request to an engine: exactly one of `prompt_ids` [n] (engines that take ids) and `messages`."""
 
     rid: str
+    stream: bool = True
+    """False: whoever asks wants the answer whole, and the engine may spare the pieces"""
     prompt_ids: np.ndarray | None = None
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -181,11 +183,27 @@ class Engine(Protocol):
     async def close(self) -> None: ...
 
 
+class Delta(msgspec.Struct, kw_only=True, frozen=True):
+    """A part of an assistant message that may be relayed; a tool call is whole."""
+
+    kind: Literal["reasoning", "text", "tool_call"]
+    text: str = ""
+    call: dict[str, Any] | None = None
+
+
+class AnswerReader(Protocol):
+    """Reads one answer while it is sampled. What it hands out is a prefix of what `Rendering.parse` makes of it all."""
+
+    def feed(self, ids: np.ndarray) -> list[Delta]: ...
+
+
 class Rendering(Protocol):
     """Messages to ids and back. Messages and tools are canonical: OpenAI chat shape."""
 
     name: str
     sha256: str
+    stop_ids: tuple[int, ...]
+    """any of these ends a turn"""
 
     def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> np.ndarray:
         """Prompt ids [n], with the generation prompt."""
@@ -200,6 +218,10 @@ class Rendering(Protocol):
 
     def parse(self, ids: np.ndarray, tools: list[dict[str, Any]] | None) -> dict[str, Any]:
         """The canonical assistant message of sampled ids; never raises on malformed tool calls: they stay text."""
+        ...
+
+    def reader(self, tools: list[dict[str, Any]] | None, stops: Sequence[str]) -> AnswerReader:
+        """`stops` are the stop strings of the call: their text is held back as well."""
         ...
 
     def decode(self, ids: np.ndarray) -> str: ...

@@ -1,0 +1,1 @@
+"""Feeds Polar's rollouts to the Slime trainer: four hooks, named by Slime's own flags."""

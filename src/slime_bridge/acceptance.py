@@ -1,0 +1,94 @@
+"""A group is trained whole or dropped whole under a name; both are counted, in groups and in trainable tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from polar.records import Drop, SessionResult, TaskResult, TaskState
+from slime_bridge.adapter import ConversionRules, ConvertedSession, RolloutLogprobError, convert_session
+
+
+@dataclass
+class Group:
+    """An accepted group: one converted session for each of the data source's samples, in their order."""
+
+    task_id: str
+    source: list[Any]
+    sessions: list[ConvertedSession]
+    submitted: int
+    """the rollout that was current when its task was submitted"""
+
+    @property
+    def samples(self) -> list[list[Any]]:
+        """group × trace, two lists deep: the nest that Slime wants below its list of groups."""
+        return [session.samples for session in self.sessions]
+
+    @property
+    def index(self) -> int:
+        return self.source[0].group_index or 0
+
+    @property
+    def arrived(self) -> int:
+        return sum(session.arrived for session in self.sessions)
+
+    @property
+    def trained(self) -> int:
+        return sum(session.trained for session in self.sessions)
+
+    @property
+    def unused(self) -> Counter[str]:
+        return sum((session.unused for session in self.sessions), Counter())
+
+    @property
+    def versions(self) -> frozenset[str]:
+        return frozenset().union(*(session.versions for session in self.sessions))
+
+
+@dataclass(frozen=True)
+class Dropped:
+    reason: Drop
+    tokens: int
+    """trainable tokens that arrived with it"""
+    sessions: int
+    why: str
+
+
+def judge(
+    result: TaskResult, source: list[Any], rules: ConversionRules, *, submitted: int, min_fraction: float
+) -> Group | Dropped:
+    """`min_fraction`: of the group's sessions, how many must be completed and have a trainable token."""
+    tokens = sum(_trainable(session) for session in result.results)
+    if result.status is not TaskState.COMPLETED:
+        return Dropped(Drop.FAILED, tokens, len(source), f"the task {result.status.value}: {_first_error(result)}")
+    by_index = {session.metadata.get("session_index"): session for session in result.results}
+    if len(by_index) < len(result.results) or not by_index.keys() <= set(range(len(source))):
+        why = f"its sessions name the samples {sorted(map(str, by_index))} of a group of {len(source)}"
+        return Dropped(Drop.FAILED, tokens, len(source), why)
+    try:
+        sessions = [convert_session(by_index.get(index), one, rules) for index, one in enumerate(source)]
+    except RolloutLogprobError as error:
+        return Dropped(Drop.LOGPROB_ERROR, tokens, len(source), str(error))
+    group = Group(result.task_id, source, sessions, submitted)
+    if group.trained == 0:
+        return Dropped(Drop.ZERO_TRAINABLE, tokens, len(source), f"no trainable token: {_first_error(result)}")
+    complete = sum(session.completed and session.trained > 0 for session in sessions)
+    if complete < min_fraction * len(source):
+        why = f"{complete} of {len(source)} sessions complete"
+        return Dropped(Drop.LOW_COMPLETE_FRACTION, tokens, len(source), why)
+    return group
+
+
+def _trainable(result: SessionResult) -> int:
+    return sum(trace.trainable for trace in result.trajectory.traces) if result.trajectory is not None else 0
+
+
+def _first_error(result: TaskResult) -> str:
+    """One session's own words; they say more than a count."""
+    told = (
+        f"session {each.session_id} ended as {each.metadata.get('termination', each.status.value)}: {each.error}"
+        for each in result.results
+        if each.error
+    )
+    return next(told, "no session tells an error")

@@ -1,0 +1,265 @@
+"""The bridge's settings, read from Slime's args, and the task a prompt group becomes. Every error names its key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from polar.config import Topology, describe, load_topology
+from polar.errors import ConfigError
+from polar.requests import TaskRequest
+from slime_bridge._messages import instruction_of
+from slime_bridge.adapter import ConversionRules
+from slime_bridge.templates import render
+
+TASK_ID = "polar-slime-{rollout_id}-{sample.group_index}"
+_SAMPLING = {
+    "temperature": "rollout_temperature",
+    "top_p": "rollout_top_p",
+    "top_k": "rollout_top_k",
+    "max_tokens": "rollout_max_response_len",
+    "stop": "rollout_stop",
+    "stop_token_ids": "rollout_stop_token_ids",
+}
+
+
+@dataclass(frozen=True)
+class PolarSlimeConfig:
+    """All of it checked: see `resolve_polar_slime_config`."""
+
+    rollout_url: str
+    task_template: dict[str, Any]
+    task_id_template: str
+    instruction_template: str | None
+    reward_key: str
+    max_async_level: int
+    prefetch: bool
+    single_survivor: str
+    request_timeout: float | None
+    callback_host: str
+    min_complete_accept_fraction: float
+    eval_dataset_name: str
+    task_timeout_floor: float | None
+    weight_update_pause_timeout: float
+    straggler_deadline: float | None
+    max_consecutive_drops: int
+    rules: ConversionRules
+    sampling: dict[str, Any]
+    batch: int
+    update_weights_interval: int
+
+    @property
+    def staleness_bound(self) -> int:
+        """The oldest age, in rollouts, at which a group is still trained."""
+        return self.max_async_level + self.update_weights_interval
+
+
+def resolve_polar_slime_config(args: Any) -> PolarSlimeConfig:
+    """Raises ConfigError naming the key that is wrong and what it may be."""
+    read = _Keys(args)
+    template = read.mapping("polar_task_template")
+    if "agent" not in template:
+        raise ConfigError("polar_task_template: agent is missing: say which harness runs, e.g. {harness: shell, ...}")
+    host = read.text("polar_callback_host", "127.0.0.1")
+    if host in ("0.0.0.0", "::", "[::]"):
+        raise ConfigError(f"polar_callback_host: {host} is no address the server can call; give this machine's own")
+    return PolarSlimeConfig(
+        rollout_url=_server_url(read),
+        task_template=template,
+        task_id_template=read.text("polar_task_id_template", TASK_ID),
+        instruction_template=read.optional_text("polar_instruction_template"),
+        reward_key=read.optional_text("polar_reward_key") or read.optional_text("reward_key") or "score",
+        max_async_level=read.count("polar_max_async_level", 2),
+        prefetch=read.flag("polar_prefetch", False),
+        single_survivor=read.choice("polar_single_survivor", ("zero", "raw")),
+        request_timeout=read.seconds("polar_request_timeout", None),
+        callback_host=host,
+        min_complete_accept_fraction=read.fraction("polar_min_complete_accept_fraction", 0.0),
+        eval_dataset_name=read.text("polar_eval_dataset_name", "polar_eval"),
+        task_timeout_floor=read.seconds("polar_task_timeout_floor", None),
+        weight_update_pause_timeout=read.seconds("polar_weight_update_pause_timeout", 300.0) or 300.0,
+        straggler_deadline=read.seconds("polar_straggler_deadline", None),
+        max_consecutive_drops=read.count("polar_max_consecutive_drops", 64),
+        rules=_rules(read),
+        sampling=sampling_of(args, _SAMPLING),
+        batch=read.count("rollout_batch_size", None),
+        update_weights_interval=read.count("update_weights_interval", 1),
+    )
+
+
+def sampling_of(settings: Any, names: Mapping[str, str]) -> dict[str, Any]:
+    """The sampling forced on every model call: sampling's name → the attribute of `settings` it comes from."""
+    found = {name: getattr(settings, attribute, None) for name, attribute in names.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def task_payload(
+    args: Any,
+    config: PolarSlimeConfig,
+    group: Sequence[Any],
+    *,
+    rollout_id: int,
+    task_position: int,
+    sampling: Mapping[str, Any] | None = None,
+    **forced: Any,
+) -> dict[str, Any]:
+    """The TaskRequest of one group, as plain data. `forced` fields win over the template's; metadata is merged."""
+    names = _names(args, group, rollout_id, task_position)
+    if config.instruction_template is not None:
+        names["instruction"] = str(render(config.instruction_template, names, "polar_instruction_template"))
+    payload = render(config.task_template, names, "polar_task_template")
+    payload["instruction"] = names["instruction"]
+    payload["num_samples"] = len(group)
+    payload["task_id"] = str(render(config.task_id_template, names, "polar_task_id_template"))
+    payload["sampling"] = {**(payload.get("sampling") or {}), **(config.sampling if sampling is None else sampling)}
+    payload["metadata"] = {**(payload.get("metadata") or {}), **forced.pop("metadata", {})}
+    if config.task_timeout_floor is not None:
+        payload["timeout_seconds"] = max(float(payload.get("timeout_seconds") or 0.0), config.task_timeout_floor)
+    return payload | forced
+
+
+def checked_request(payload: dict[str, Any]) -> TaskRequest:
+    """Raises ConfigError naming the template's field."""
+    try:
+        return TaskRequest.model_validate(payload)
+    except ValidationError as error:
+        raise ConfigError(f"polar_task_template: {describe(error)}") from error
+
+
+def render_topology_template(path: str | Path, args: Any) -> str:
+    """The topology at `path` as YAML, its placeholders filled and its gateways pointed at Slime's SGLang router."""
+    try:
+        document = yaml.safe_load(Path(path).read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"the topology {path}: {error}") from error
+    router = router_url(args)
+    if router is None:
+        raise ConfigError("sglang_router_ip and sglang_router_port are not set: the gateways need Slime's router")
+    document = render(document, {"args": args, "sglang": {"router_base_url": router}}, "topology")
+    for node in document.get("gateway", {}).get("nodes", []):
+        node["inference"] = {"engine": "sglang", **node.get("inference", {}), "base_url": router}
+    try:
+        Topology.model_validate(document)
+    except ValidationError as error:
+        raise ConfigError(f"the topology {path}: {describe(error)}") from error
+    return yaml.safe_dump(document, sort_keys=False)
+
+
+def router_url(args: Any) -> str | None:
+    host, port = getattr(args, "sglang_router_ip", None), getattr(args, "sglang_router_port", None)
+    return f"http://{host}:{port}" if host and port else None
+
+
+def _names(args: Any, group: Sequence[Any], rollout_id: int, task_position: int) -> dict[str, Any]:
+    sample = group[0]
+    shown = ("prompt", "response", "label", "metadata", "index", "group_index")
+    return {
+        "args": args,
+        "instruction": instruction_of(sample.prompt),
+        "num_rollouts": len(group),
+        "rollout_id": rollout_id,
+        "sglang": {"router_base_url": router_url(args)},
+        "sample": {name: getattr(sample, name) for name in shown} | {"status": sample.status.value},
+        "task_position": task_position,
+    }
+
+
+def _server_url(read: _Keys) -> str:
+    url, topology = read.optional_text("polar_rollout_url"), read.optional_text("polar_topology_path")
+    if url is None and topology is None:
+        raise ConfigError("polar_rollout_url is missing: the rollout server's address (or give polar_topology_path)")
+    found = url if url is not None else load_topology(topology).rollout.url
+    if not found.startswith(("http://", "https://")):
+        raise ConfigError(f"polar_rollout_url: {found!r} is no http address")
+    return found.rstrip("/")
+
+
+def _rules(read: _Keys) -> ConversionRules:
+    cap = read.optional_count("polar_max_trajectory_tokens")
+    per_gpu = read.optional_count("max_tokens_per_gpu")
+    if cap is None and per_gpu is not None:
+        cap = per_gpu * (read.optional_count("context_parallel_size") or 1)
+    return ConversionRules(
+        reward_key=read.optional_text("reward_key"),
+        timeout_policy=read.choice("polar_timeout_policy", ("mask", "truncate")),
+        overlong=read.choice("polar_overlong", ("drop", "clip")),
+        max_tokens=cap,
+    )
+
+
+class _Keys:
+    """Typed reads of args; each error names the key."""
+
+    def __init__(self, args: Any) -> None:
+        self._args = args
+
+    def _get(self, key: str) -> Any:
+        return getattr(self._args, key, None)
+
+    def mapping(self, key: str) -> dict[str, Any]:
+        value = self._get(key)
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{key} is missing or no mapping: it is the task each prompt becomes")
+        return dict(value)
+
+    def optional_text(self, key: str) -> str | None:
+        value = self._get(key)
+        if value is None or value == "":
+            return None
+        if not isinstance(value, str):
+            raise ConfigError(f"{key}: {value!r} is no text")
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        return self.optional_text(key) or default
+
+    def choice(self, key: str, allowed: tuple[str, ...]) -> str:
+        value = self.text(key, allowed[0])
+        if value not in allowed:
+            raise ConfigError(f"{key}: {value!r} is not one of {', '.join(allowed)}")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._get(key)
+        if value is not None and not isinstance(value, bool):
+            raise ConfigError(f"{key}: {value!r} is neither true nor false")
+        return default if value is None else value
+
+    def optional_count(self, key: str) -> int | None:
+        value = self._get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ConfigError(f"{key}: {value!r} is no whole number above 0")
+        return value
+
+    def count(self, key: str, default: int | None) -> int:
+        value = self.optional_count(key)
+        found = default if value is None else value
+        if found is None:
+            raise ConfigError(f"{key} is missing")
+        return found
+
+    def seconds(self, key: str, default: float | None) -> float | None:
+        value = self._number(key)
+        if value is not None and value <= 0:
+            raise ConfigError(f"{key}: {value} is not above 0")
+        return default if value is None else value
+
+    def fraction(self, key: str, default: float) -> float:
+        value = self._number(key)
+        if value is not None and not 0 <= value <= 1:
+            raise ConfigError(f"{key}: {value} is not between 0 and 1")
+        return default if value is None else value
+
+    def _number(self, key: str) -> float | None:
+        value = self._get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ConfigError(f"{key}: {value!r} is no finite number")
+        return value

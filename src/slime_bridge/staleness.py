@@ -1,0 +1,30 @@
+"""A group's age: the consuming rollout minus the one in which the policy of its oldest trainable token began."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Age(NamedTuple):
+    rollouts: int
+    unknown: int
+    """versions that no entry had seen: the submit stamp stood in for them"""
+
+
+class PolicyVersions:
+    """Remembers the rollout at whose entry a version was first the engine's."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, int] = {}
+
+    def seen(self, version: str, rollout_id: int) -> None:
+        self._first.setdefault(version, rollout_id)
+
+    def age(self, versions: Iterable[str], *, submitted: int, consuming: int) -> Age:
+        """`versions`: of the group's trainable tokens; `submitted`: the rollout current at its submission."""
+        found = [self._first.get(version) for version in versions]
+        known = [rollout for rollout in found if rollout is not None]
+        unknown = len(found) - len(known)
+        oldest = min([*known, submitted] if unknown or not known else known)
+        return Age(max(0, consuming - oldest), unknown)

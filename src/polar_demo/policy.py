@@ -1,8 +1,9 @@
 """A small transformer whose every way of running it gives the same numbers.
 
-`forward` (training: whole sequences), `prefill` (an engine: prompts) and `decode` (an engine: one token a sequence) agree to
-1e-5 in fp32, whatever shares the batch: padding stands on the right, positions count from 0, masks come from lengths.
-Shape suffixes: B sequences, T tokens, V words, W window, N layers, H heads, S cache places, D width of a head.
+`forward` (training: whole sequences), `prefill` (an engine: prompts) and `decode` (an engine: one token a sequence)
+agree to 1e-5 in fp32, whatever shares the batch: padding stands on the right, positions count from 0, masks come from
+lengths. Shape suffixes: B sequences, T tokens, V words, W window, N layers, H heads, S cache places, D width of a
+head.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +58,8 @@ class Policy(nn.Module):
     """Sees each token with the two before it: without that, copying a value from a file is not learned in minutes."""
 
     window = 3
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__()
@@ -86,7 +90,7 @@ class Policy(nn.Module):
         cos, sin = self.cos[positions_B][:, None, None], self.sin[positions_B][:, None, None]
         rows, places = torch.arange(len(x)), torch.arange(cache_N_2_B_H_S_D.shape[4])
         seen = (places <= positions_B[:, None])[:, None, None]
-        for block, (keys, values) in zip(self.blocks, cache_N_2_B_H_S_D, strict=True):
+        for block, (keys, values) in zip(self._layers(), cache_N_2_B_H_S_D, strict=True):
             q, k, v = block.project(x, cos, sin)
             keys[rows, :, positions_B], values[rows, :, positions_B] = k[:, :, 0], v[:, :, 0]
             x = block.finish(x, F.scaled_dot_product_attention(q, keys, values, attn_mask=seen))
@@ -105,11 +109,14 @@ class Policy(nn.Module):
         policy.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
         return policy.eval()
 
+    def _layers(self) -> list[Block]:
+        return cast("list[Block]", list(self.blocks))
+
     def _causal(self, ids_B_T: Tensor) -> tuple[Tensor, list[Tensor]]:
         T = ids_B_T.shape[1]
         x = self._embed(F.pad(ids_B_T, (self.window - 1, 0)))
         cache = []
-        for block in self.blocks:
+        for block in self._layers():
             q, k, v = block.project(x, self.cos[:T], self.sin[:T])
             x = block.finish(x, F.scaled_dot_product_attention(q, k, v, is_causal=True))
             cache.append(torch.stack([k, v]))

@@ -1,7 +1,7 @@
 """The demo's tasks: find a value in one of thirty files.
 
-A task is a function of its seed. All files hold the same keys, so only who reads the file that was asked for, and copies
-the line that was asked for, is right; nothing but the tool's answer tells the value.
+A task is a function of its seed. All files hold the same keys, so only who reads the file that was asked for, and
+copies the line that was asked for, is right; nothing but the tool's answer tells the value.
 """
 
 from __future__ import annotations

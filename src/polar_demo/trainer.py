@@ -1,8 +1,9 @@
 """A small GRPO over Slime's train data: every trajectory counts once, whatever the number of its traces.
 
-The loss is Σ_i Σ_t −min(r_it A_i, clip(r_it) A_i) m_it / max(M_i, 1), divided by the number of groups (Slime's word for the
-samples of one trajectory): r_it = exp(logp_it − rollout logp_it), A_i the shaped reward of sample i, m_it its loss mask,
-M_i the mask's sum over all samples of its group. Its gradient at r = 1 is that of Slime with `--use-rollout-logprobs`.
+The loss is Σ_i Σ_t −min(r_it A_i, clip(r_it) A_i) m_it / max(M_i, 1), divided by the number of groups (Slime's word
+for the samples of one trajectory): r_it = exp(logp_it − rollout logp_it), A_i the shaped reward of sample i, m_it its
+loss mask, M_i the mask's sum over all samples of its group. Its gradient at r = 1 is that of Slime with
+`--use-rollout-logprobs`.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ class Truth:
 
 @dataclass(frozen=True)
 class Batch:
-    """Right-padded samples. B samples, T − 1 places: place t is the token at t + 1, whose logprob is read off at t."""
+    """Right-padded samples: ids [B, T]; mask and rollout logprobs [B, T − 1], place t being the token at t + 1."""
 
-    ids_B_T: Tensor
+    ids: Tensor
     mask: Tensor
     rollout_logprobs: Tensor
-    advantages_B: Tensor
-    group_mask_sums_B: Tensor
+    advantages: Tensor
+    group_mask_sums: Tensor
     groups: int
 
 
@@ -92,15 +93,15 @@ class Trainer:
         return [[row for row, group in enumerate(group_ids) if group in part] for part in parts if part]
 
     def _logprobs(self, batch: Batch) -> Tensor:
-        logits = self.policy(batch.ids_B_T)[:, :-1] / self.settings.temperature
-        return torch.log_softmax(logits, dim=-1).gather(2, batch.ids_B_T[:, 1:, None])[..., 0]
+        logits = self.policy(batch.ids)[:, :-1] / self.settings.temperature
+        return torch.log_softmax(logits, dim=-1).gather(2, batch.ids[:, 1:, None])[..., 0]
 
     def _loss(self, batch: Batch) -> Tensor:
         ratio = torch.exp((self._logprobs(batch) - batch.rollout_logprobs) * batch.mask)
         clipped = ratio.clamp(1 - self.settings.clip, 1 + self.settings.clip)
-        advantages = batch.advantages_B[:, None]
+        advantages = batch.advantages[:, None]
         per_token = -torch.minimum(ratio * advantages, clipped * advantages) * batch.mask
-        return (per_token.sum(1) / batch.group_mask_sums_B.clamp(min=1)).sum() / batch.groups
+        return (per_token.sum(1) / batch.group_mask_sums.clamp(min=1)).sum() / batch.groups
 
 
 def collate(data: TrainData, rows: Sequence[int]) -> Batch:

@@ -1,7 +1,8 @@
 """The words that the small policy knows, and how a conversation is written in them.
 
-A token is a whole word between spaces. The chat template is prefix-stable: what `messages[:n]` renders to is a prefix of
-what `messages[:n + 1]` renders to, and an assistant's text is always followed by `<end>`, the token that ends a turn.
+A token is a whole word between spaces. The chat template is prefix-stable: what `messages[:n]` renders to is a prefix
+of what `messages[:n + 1]` renders to, and an assistant's text is always followed by `<end>`, the token that ends a
+turn.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The sequences that run together, and one step of all of them.
 
-Every sequence has its own row of the cache and its own length; padding is on the right and masked, so that a sequence's
-logprobs are those of a full forward pass over it alone, whoever joins or leaves.
+Every sequence has its own row of the cache and its own length; padding is on the right and masked, so that a
+sequence's logprobs are those of a full forward pass over it alone, whoever joins or leaves.
 """
 
 from __future__ import annotations

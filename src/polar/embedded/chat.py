@@ -1,7 +1,7 @@
 """OpenAI's chat completions over the model's own chat template, with token ids where vLLM puts them.
 
-`prompt_token_ids` stand beside the choices (in the first chunk of a stream), `token_ids` in each choice; the policy version in
-`metadata.weight_version`. What is sampled and how is exactly what `/generate` does with the rendered ids.
+`prompt_token_ids` stand beside the choices (in the first chunk of a stream), `token_ids` in each choice; the policy
+version in `metadata.weight_version`. What is sampled and how is exactly what `/generate` does with the rendered ids.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Chat(BaseModel):
     messages: list[dict[str, Any]] = Field(min_length=1)
     model: str = ""
     tools: list[dict[str, Any]] | None = None
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
-    top_logprobs: int = Field(0, ge=0, le=20)
+    top_logprobs: int = Field(default=0, ge=0, le=20)
     return_token_ids: bool = False
     return_prompt_token_ids: bool = False
     stream: bool = False

@@ -1,7 +1,8 @@
 """A model's folder: weights, tokenizer and chat template, in Hugging Face's layout.
 
-`config.json` names the class that holds the weights (`policy_class`, "module:Class"), so the engine knows no model. The class
-gives `load(folder)`, `window` (how many last tokens a step must see), `prefill` and `decode`, as `polar_demo.policy` does.
+`config.json` names the class that holds the weights (`policy_class`, "module:Class"), so the engine knows no model.
+The class gives `load(folder)`, `window` (how many last tokens a step must see), `prefill` and `decode`, as
+`polar_demo.policy` does.
 """
 
 from __future__ import annotations

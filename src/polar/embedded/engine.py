@@ -43,11 +43,12 @@ class Engine:
             raise BadRequest(
                 f"{field}: The input ({len(ids)} tokens) is longer than the model's context length ({limit} tokens)."
             )
-        if len(ids) + sampling.max_new_tokens > limit:
+        asked = len(ids) + sampling.max_new_tokens
+        if asked > limit:
             raise BadRequest(
-                f"max_new_tokens: Requested token count exceeds the model's maximum context length of {limit} tokens. You "
-                f"requested a total of {len(ids) + sampling.max_new_tokens} tokens: {len(ids)} tokens from the input "
-                f"and {sampling.max_new_tokens} tokens for the completion."
+                f"max_new_tokens: Requested token count exceeds the model's maximum context length of {limit} tokens. "
+                f"You requested a total of {asked} tokens: {len(ids)} tokens from the input messages and "
+                f"{sampling.max_new_tokens} tokens for the completion."
             )
         seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
         return Sequence(rid or secrets.token_hex(16), ids, sampling, seed, top)
@@ -75,7 +76,7 @@ class Engine:
         raise AssertionError("updates end with a finish")
 
     def text(self, sequence: Sequence, update: Update) -> str:
-        """The text so far, without the stop that ended it (unless no_stop_trim) and without half a character at its end."""
+        """The text so far, without the stop that ended it (unless no_stop_trim) and without half a character."""
         sampling, ids = sequence.sampling, sequence.output_ids[: update.tokens]
         matched = None if sampling.no_stop_trim else (update.finish or {}).get("matched")
         if isinstance(matched, int):

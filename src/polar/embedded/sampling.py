@@ -1,8 +1,9 @@
 """How the next token is chosen.
 
-The logprob of a token is log_softmax(logits / temperature) before top_k and top_p cut anything, which is what a trainer can
-recompute. The random number of a token is a function of the request's seed and of the token's place in the sequence: the
-neighbours in a batch don't matter, and a request that was aborted and continued from its ids samples what it would have.
+The logprob of a token is log_softmax(logits / temperature) before top_k and top_p cut anything, which is what a
+trainer can recompute. The random number of a token is a function of the request's seed and of the token's place in
+the sequence: the neighbours in a batch don't matter, and a request that was aborted and continued from its ids
+samples what it would have.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ def _every_or_some(top_k: int) -> int:
 
 
 class Sampling(BaseModel):
-    """SGLang's sampling_params, as far as they are honoured here. Temperature 0 is greedy, its logprobs at temperature 1."""
+    """SGLang's sampling_params, as far as honoured. Temperature 0 is greedy, with logprobs at temperature 1."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    temperature: float = Field(1.0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: Annotated[int, AfterValidator(_every_or_some)] = -1
-    max_new_tokens: int = Field(128, ge=1)
-    min_new_tokens: int = Field(0, ge=0)
+    max_new_tokens: int = Field(default=128, ge=1)
+    min_new_tokens: int = Field(default=0, ge=0)
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     no_stop_trim: bool = False
-    seed: int | None = Field(None, ge=0, lt=2**64, validation_alias=AliasChoices("sampling_seed", "seed"))
+    seed: int | None = Field(default=None, ge=0, lt=2**64, validation_alias=AliasChoices("sampling_seed", "seed"))
     n: Annotated[int | None, AfterValidator(_one_only)] = None
 
     @property

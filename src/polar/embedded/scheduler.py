@@ -1,8 +1,9 @@
 """One thread runs the model, and everything that changes what it runs happens between two of its steps.
 
-Requests join and leave the running batch at any step. New weights take effect when no request runs, or at once while the
-engine is paused: an answer crosses an update only where a caller asked for that (`in_place`, `retract`), and never in abort
-mode. What was sampled is reported in the order of sampling, with the version of the weights that sampled it.
+Requests join and leave the running batch at any step. New weights take effect when no request runs, or at once while
+the engine is paused: an answer crosses an update only where a caller asked for that (`in_place`, `retract`), and
+never in abort mode. What was sampled is reported in the order of sampling, with the version of the weights that
+sampled it.
 """
 
 from __future__ import annotations
@@ -67,7 +68,12 @@ class Scheduler:
     async def call(self, change: Callable[[], T]) -> T:
         """Run something between two steps; nothing where the caller is gone by then."""
         future: Future[T] = Future()
-        self._inbox.put(lambda: future.set_running_or_notify_cancel() and future.set_result(change()))
+
+        def order() -> None:
+            if future.set_running_or_notify_cancel():
+                future.set_result(change())
+
+        self._inbox.put(order)
         return await asyncio.wrap_future(future)
 
     async def abort(self, rid: str | None) -> None:

@@ -5,6 +5,7 @@ A float that JSON cannot hold (NaN, infinities) becomes null, as msgspec does; a
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -63,9 +64,14 @@ def to_builtins(record: Any) -> Any:
     return msgspec.to_builtins(record, enc_hook=_plain)
 
 
-def from_msgpack(data: bytes, kind: type[T]) -> T:
+@cache
+def _msgpack_decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
+    return msgspec.msgpack.Decoder(kind, ext_hook=_unpack_array, dec_hook=_decode_array)
+
+
+def from_msgpack(data: bytes | memoryview, kind: type[T]) -> T:
     """Raises msgspec.ValidationError (naming the field's path) or DecodeError."""
-    return msgspec.msgpack.decode(data, type=kind, ext_hook=_unpack_array, dec_hook=_decode_array)
+    return _msgpack_decoder(kind).decode(data)  # type: ignore[arg-type]
 
 
 def from_json(data: bytes | str, kind: type[T]) -> T:

@@ -75,6 +75,8 @@ class Exclusion(StrEnum):
     """the call was cut off: end of the session, client gone, engine lost half-way"""
     OVER_LIMIT = "over_limit"
     """sampled after a limit of the session had been reached"""
+    UNKNOWN_CONTEXT = "unknown_context"
+    """the engine gave ids of its answer, but never said which prompt ids it had"""
 
 
 class Drop(StrEnum):
@@ -149,16 +151,24 @@ class TokenLedger(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class CallCounts(msgspec.Struct, kw_only=True, frozen=True):
-    """How the session's completions came to their context; all are model calls that the engine answered."""
+    """How the session's completions came to their context."""
 
     completions: int = 0
+    """model calls that the engine answered: it handed over tokens, or finished with neither abort nor error"""
     continued: int = 0
+    """completions whose prompt was the ids of an earlier call and what followed (the proxy rendered only the new)"""
     rendered: int = 0
+    """completions whose whole prompt the proxy rendered; the rest had theirs from the engine"""
     forks: int = 0
+    """completions whose messages continue a call of which their prompt does not keep every id; drift among them"""
     drift: int = 0
+    """forks whose prompt the engine rendered"""
     joined: int = 0
+    """retries that joined a call in flight or had its answer replayed, and so made no call"""
     refused: int = 0
+    """requests that made no engine call"""
     missing_logprobs: int = 0
+    """completions with a sampled token that has no usable logprob"""
 
 
 class BuildResult(msgspec.Struct, kw_only=True):

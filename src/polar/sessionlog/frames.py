@@ -15,20 +15,24 @@ MAX_FRAME = 1 << 30
 
 
 def frame(payload: bytes) -> bytes:
+    """Raises ValueError for a payload above MAX_FRAME: a reader would take it for damage."""
+    if len(payload) > MAX_FRAME:
+        raise ValueError(f"a record of {len(payload)} bytes is larger than a frame may be ({MAX_FRAME})")
     return _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
 
 
-def payloads(data: bytes) -> Iterator[tuple[bytes, int]]:
+def payloads(data: bytes) -> Iterator[tuple[memoryview, int]]:
     """Each good payload with the offset behind its frame; stops silently at the first torn or damaged one."""
     if data[: len(MAGIC)] != MAGIC:
         return
+    view = memoryview(data)
     at = len(MAGIC)
     while at + _HEAD.size <= len(data):
         length, checksum = _HEAD.unpack_from(data, at)
         start, end = at + _HEAD.size, at + _HEAD.size + length
         if length > MAX_FRAME or end > len(data):
             return
-        payload = data[start:end]
+        payload = view[start:end]
         if zlib.crc32(payload) != checksum:
             return
         yield payload, end

@@ -8,22 +8,31 @@ from pathlib import Path
 
 import zstandard
 
+from polar.sessionlog.writer import write_fault
+
 _LEVEL = 9
 
 
 def pack(path: Path) -> tuple[Path, str]:
-    """Writes `path` + `.zst` beside it (whole or not at all) and returns it with the sha256 of its bytes."""
+    """Writes `path` + `.zst` beside it (whole or not at all) and returns it with the sha256 of its bytes.
+
+    Raises ServerFault `disk_full` or `log_write`.
+    """
     packed = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(path.read_bytes())
     target = path.with_name(path.name + ".zst")
     partial = target.with_name(target.name + ".part")
-    with partial.open("wb") as file:
-        file.write(packed)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(target)
+    try:
+        with partial.open("wb") as file:
+            file.write(packed)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise write_fault(target, error) from error
     return target, hashlib.sha256(packed).hexdigest()
 
 
 def unpack(data: bytes) -> bytes:
-    """Raises zstandard.ZstdError on damaged bytes."""
-    return zstandard.ZstdDecompressor().decompressobj().decompress(data)
+    """Raises zstandard.ZstdError on damaged or truncated bytes."""
+    return zstandard.ZstdDecompressor().decompress(data)

@@ -66,14 +66,22 @@ class SessionLog(msgspec.Struct, kw_only=True):
 
     def call(self, number: int) -> Call:
         """Raises KeyError for a number that was never opened."""
-        index = number - 1
-        if 0 <= index < len(self.calls) and self.calls[index].number == number:
-            return self.calls[index]
+        if 1 <= number <= len(self.calls):
+            return self.calls[number - 1]
         raise KeyError(number)
 
     def prompt_ids(self, call: Call) -> np.ndarray:
         """The call's whole prompt [prompt_length], put together from the calls it stands on; linear in its length."""
-        return self._head(call, call.prompt_length)
+        parts: list[np.ndarray] = []
+        at, length = call, call.prompt_length
+        while at.prompt is not None and length > 0:
+            keep = at.prompt.keep
+            parts += [at.ids[: max(0, length - at.prompt_length)], at.prompt.ids[: max(0, length - keep)]]
+            length = min(length, keep)
+            if at.prompt.base is None:
+                break
+            at = self.call(at.prompt.base)
+        return np.concatenate([np.empty(0, IDS), *reversed(parts)])
 
     def messages(self, call: Call) -> list[dict[str, Any]]:
         """The canonical messages of the call's prompt."""
@@ -89,106 +97,137 @@ class SessionLog(msgspec.Struct, kw_only=True):
         return [message for part in reversed(parts) for message in part]
 
     def tools(self, call: Call) -> list[dict[str, Any]] | None:
-        source = call.opened.tools_from
-        return self.call(source).opened.tools if source is not None else call.opened.tools
-
-    def _head(self, call: Call, length: int) -> np.ndarray:
-        parts: list[np.ndarray] = []
-        at: Call | None = call
-        while at is not None and length > 0:
-            prompt = at.prompt
-            keep = prompt.keep if prompt else 0
-            if length > keep:
-                own = np.concatenate([prompt.ids, at.ids]) if prompt else at.ids
-                parts.append(own[: length - keep])
-            length = min(length, keep)
-            at = self.call(prompt.base) if prompt and prompt.base is not None else None
-        return np.concatenate(parts[::-1]).astype(IDS, copy=False) if parts else np.empty(0, IDS)
+        opened = call.opened
+        while opened.tools_from is not None:
+            opened = self.call(opened.tools_from).opened
+        return opened.tools
 
 
 def read(path: Path) -> SessionLog:
-    """Reads a log file, packed (`.zst`) or plain. Raises ServerFault `log_unreadable` when not even a header stands."""
+    """Reads a log file, packed (`.zst`) or plain. Raises ServerFault `log_unreadable` when not even a header stands,
+    or when good frames contradict each other."""
     data = path.read_bytes()
     return parse(unpack(data) if path.suffix == ".zst" else data, path.name)
 
 
 def parse(data: bytes, name: str = "session log") -> SessionLog:
-    records: list[Record] = []
+    """As `read`, from the bytes of a plain log."""
+    gathering: _Gathering | None = None
     good = 0
-    for payload, end in payloads(data):
-        records.append(from_msgpack(payload, Record))  # type: ignore[arg-type]
-        good = end
-    if not records or not isinstance(records[0], Header):
+    try:
+        for payload, end in payloads(data):
+            record: Record = from_msgpack(payload, Record)  # type: ignore[arg-type]
+            if gathering is None:
+                gathering = _Gathering(_checked_header(record))
+            else:
+                gathering.take(record)
+            good = end
+    except (msgspec.MsgspecError, _Contradiction) as error:
+        raise ServerFault(f"{name} cannot be read: {error}", name="log_unreadable") from error
+    if gathering is None:
         raise ServerFault(f"{name} has no readable header: it is not a session log", name="log_unreadable")
-    header = records[0]
-    if header.schema_version != SCHEMA_VERSION:
-        raise ServerFault(f"{name} has schema {header.schema_version}, not {SCHEMA_VERSION}", name="log_unreadable")
-    return _assemble(header, records[1:], torn=good != len(data))
+    return gathering.log(torn=good != len(data))
 
 
-class _Gathered:
+class _Contradiction(Exception):
+    pass
+
+
+def _checked_header(record: Record) -> Header:
+    if not isinstance(record, Header):
+        raise _Contradiction("its first record is no header")
+    if record.schema_version != SCHEMA_VERSION:
+        raise _Contradiction(f"it has schema {record.schema_version}, not {SCHEMA_VERSION}")
+    return record
+
+
+class _GatheredCall:
+    """A call whose chunks are joined as they are read: a log of many small chunks costs no object a token."""
+
     def __init__(self, opened: Opened) -> None:
         self.opened = opened
-        self.chunks: list[Chunk] = []
         self.prompt: Prompt | None = None
         self.finished: Finished | None = None
         self.delivered = False
         self.joined = 0
+        self._ids = bytearray()
+        self._logprobs = bytearray()
+        self._aligned = True
+        self._spans: list[VersionSpan] = []
+
+    def take(self, chunk: Chunk) -> None:
+        start = len(self._ids) // IDS.itemsize
+        end = start + len(chunk.ids)
+        self._ids += chunk.ids.tobytes()
+        if chunk.logprobs is not None:
+            self._logprobs += chunk.logprobs.tobytes()
+        self._aligned &= end == len(self._logprobs) // LOGPROBS.itemsize
+        if chunk.version is not None and end > start:
+            self._add_span(start, end, chunk.version)
+
+    def _add_span(self, start: int, end: int, version: str) -> None:
+        if self._spans and self._spans[-1][1:] == (start, version):
+            start = self._spans.pop()[0]
+        self._spans.append((start, end, version))
 
     def call(self) -> Call:
-        ids, logprobs, spans = _joined_chunks(self.chunks)
         return Call(
             opened=self.opened,
             prompt=self.prompt,
-            ids=ids,
-            logprobs=logprobs,
-            spans=spans,
+            ids=np.frombuffer(bytes(self._ids), IDS),
+            logprobs=np.frombuffer(bytes(self._logprobs), LOGPROBS) if self._aligned else None,
+            spans=self._spans,
             finished=self.finished,
             delivered=self.delivered,
             joined=self.joined,
         )
 
 
-def _assemble(header: Header, records: list[Record], torn: bool) -> SessionLog:
-    gathered: dict[int, _Gathered] = {}
-    refusals: list[Refused] = []
-    sealed: Sealed | None = None
-    for record in records:
+class _Gathering:
+    def __init__(self, header: Header) -> None:
+        self.header = header
+        self.calls: list[_GatheredCall] = []
+        self.refusals: list[Refused] = []
+        self.sealed: Sealed | None = None
+
+    def take(self, record: Record) -> None:
         match record:
             case Opened():
-                gathered[record.call] = _Gathered(record)
+                self._open(record)
             case Prompt():
-                gathered[record.call].prompt = record
+                self._check_earlier(record.base, record.call)
+                self._call(record.call).prompt = record
             case Chunk():
-                gathered[record.call].chunks.append(record)
+                self._call(record.call).take(record)
             case Finished():
-                gathered[record.call].finished = record
+                self._call(record.call).finished = record
             case Delivered():
-                gathered[record.call].delivered = True
+                self._call(record.call).delivered = True
             case Joined():
-                gathered[record.call].joined += 1
+                self._call(record.call).joined += 1
             case Refused():
-                refusals.append(record)
+                self.refusals.append(record)
             case Sealed():
-                sealed = record
-    calls = [item.call() for item in gathered.values()]
-    return SessionLog(header=header, calls=calls, refusals=refusals, sealed=sealed, torn=torn)
+                self.sealed = record
+            case Header():
+                raise _Contradiction("it has a second header")
 
+    def log(self, *, torn: bool) -> SessionLog:
+        calls = [gathered.call() for gathered in self.calls]
+        return SessionLog(header=self.header, calls=calls, refusals=self.refusals, sealed=self.sealed, torn=torn)
 
-def _joined_chunks(chunks: list[Chunk]) -> tuple[np.ndarray, np.ndarray | None, list[VersionSpan]]:
-    """Chunks in order as one; logprobs None when any chunk has none or not one an id."""
-    ids = np.concatenate([chunk.ids for chunk in chunks]).astype(IDS, copy=False) if chunks else np.empty(0, IDS)
-    spans: list[VersionSpan] = []
-    at = 0
-    for chunk in chunks:
-        end = at + len(chunk.ids)
-        if chunk.version is not None and end > at:
-            if spans and spans[-1][1] == at and spans[-1][2] == chunk.version:
-                spans[-1] = (spans[-1][0], end, chunk.version)
-            else:
-                spans.append((at, end, chunk.version))
-        at = end
-    pieces = [part.logprobs for part in chunks if part.logprobs is not None and len(part.logprobs) == len(part.ids)]
-    aligned = len(pieces) == len(chunks)
-    logprobs = np.concatenate([np.empty(0, LOGPROBS), *pieces]).astype(LOGPROBS, copy=False) if aligned else None
-    return ids, logprobs, spans
+    def _open(self, opened: Opened) -> None:
+        if opened.call != len(self.calls) + 1:
+            raise _Contradiction(f"call {opened.call} was opened as number {len(self.calls) + 1}")
+        self._check_earlier(opened.messages_base, opened.call)
+        self._check_earlier(opened.tools_from, opened.call)
+        self.calls.append(_GatheredCall(opened))
+
+    def _call(self, number: int) -> _GatheredCall:
+        if not 1 <= number <= len(self.calls):
+            raise _Contradiction(f"it has a record of call {number}, which was never opened")
+        return self.calls[number - 1]
+
+    def _check_earlier(self, base: int | None, number: int) -> None:
+        if base is not None and not 1 <= base < number:
+            raise _Contradiction(f"call {number} stands on call {base}, which is not an earlier one")

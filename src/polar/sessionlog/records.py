@@ -11,6 +11,8 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from polar.records import IDS, LOGPROBS
+
 SCHEMA_VERSION = 1
 
 
@@ -65,14 +67,22 @@ class Prompt(msgspec.Struct, kw_only=True, tag="prompt"):
     expected: int | None = None
     """the call whose answer the *messages* continue; a prompt that does not keep all of it is a fork or drift"""
 
+    def __post_init__(self) -> None:
+        self.ids = np.asarray(self.ids, IDS)
+
 
 class Chunk(msgspec.Struct, kw_only=True, tag="chunk"):
-    """Tokens handed over by the engine: ids [n], logprobs [n] or None, one policy version."""
+    """Tokens handed over by the engine: ids [n], logprobs [n] or None, one policy version. A null becomes NaN."""
 
     call: int
     ids: np.ndarray
     logprobs: np.ndarray | None = None
     version: str | None = None
+
+    def __post_init__(self) -> None:
+        self.ids = np.asarray(self.ids, IDS)
+        if self.logprobs is not None:
+            self.logprobs = np.asarray(self.logprobs, LOGPROBS)
 
 
 class Finished(msgspec.Struct, kw_only=True, tag="finished"):

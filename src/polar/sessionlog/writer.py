@@ -1,4 +1,8 @@
-"""Append-only writing of a session log: when `append` returns, a kill −9 of this process cannot lose the record."""
+"""Append-only writing of a session log: when `append` returns, a kill −9 of this process cannot lose the record.
+
+A record stands in the file whole or not at all: what a failed write left behind is cut off again, so that later
+records are not lost behind it. A record about a call stands behind that call's opened record.
+"""
 
 from __future__ import annotations
 
@@ -13,36 +17,63 @@ from polar.errors import ServerFault
 from polar.sessionlog.frames import MAGIC, frame
 from polar.sessionlog.records import Chunk, Header, Opened, Record, Sealed
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def write_fault(path: Path, error: OSError) -> ServerFault:
+    name = "disk_full" if error.errno in _NO_ROOM else "log_write"
+    return ServerFault(f"cannot write the session log {path}: {error.strerror}", name=name)
+
 
 class LogWriter:
-    """One open log file. Appending to a sealed log is an error. Not safe for several threads."""
+    """One open log file; `path` must not exist. Appending to a sealed log is an error. Not safe for several threads.
+
+    Raises ServerFault `disk_full` or `log_write`, as every method that writes does.
+    """
 
     def __init__(self, path: Path, header: Header) -> None:
         self.path = path
         self.calls = 0
         self.sampled = 0
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._write(MAGIC + frame(to_msgpack(header)))
+        self._end = 0
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd: int | None = os.open(path, flags, 0o600)
+        except OSError as error:
+            raise write_fault(path, error) from error
+        try:
+            self._write(MAGIC + frame(to_msgpack(header)))
+        except ServerFault:
+            self.close()
+            path.unlink(missing_ok=True)
+            raise
 
     @property
     def sealed(self) -> bool:
         return self._fd is None
 
     def append(self, record: Record) -> None:
-        """Raises ServerFault `disk_full` or `log_write` when the file did not take the whole record."""
-        if isinstance(record, Opened):
-            self.calls += 1
-        elif isinstance(record, Chunk):
-            self.sampled += len(record.ids)
+        """Calls are numbered 1, 2, 3, … in the order of their opened records; ServerFault `log_order` otherwise."""
+        opening = isinstance(record, Opened)
+        number = getattr(record, "call", None)
+        if number is not None and not (number == self.calls + 1 if opening else 1 <= number <= self.calls):
+            kind = type(record).__name__.lower()
+            raise ServerFault(f"{kind} record of call {number}, but {self.calls} calls are open", name="log_order")
         self._write(frame(to_msgpack(record)))
+        self.calls += opening
+        if isinstance(record, Chunk):
+            self.sampled += len(record.ids)
 
     def seal(self) -> None:
         """Writes the last record, brings the file to disk (fsync) and closes it. A second call does nothing."""
         if self._fd is None:
             return
         self.append(Sealed(at=time.time(), calls=self.calls, sampled=self.sampled))
-        os.fsync(self._fd)
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise write_fault(self.path, error) from error
         self.close()
 
     def close(self) -> None:
@@ -59,11 +90,19 @@ class LogWriter:
 
     def _write(self, data: bytes) -> None:
         if self._fd is None:
-            raise ServerFault(f"the session log {self.path.name} is sealed", name="log_sealed")
+            raise ServerFault(f"the session log {self.path.name} is closed", name="log_sealed")
         view = memoryview(data)
         try:
             while view:
                 view = view[os.write(self._fd, view) :]
         except OSError as error:
-            name = "disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "log_write"
-            raise ServerFault(f"cannot write the session log {self.path}: {error.strerror}", name=name) from error
+            self._cut_back(self._fd)
+            raise write_fault(self.path, error) from error
+        self._end += len(data)
+
+    def _cut_back(self, fd: int) -> None:
+        try:
+            os.ftruncate(fd, self._end)
+        except OSError:
+            # Behind a torn frame nothing can be read: better to take no further record than to lose them silently.
+            self.close()

@@ -1,0 +1,149 @@
+"""Settings and templates: right values come through with their types, wrong ones are errors that name the key."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from bridge.making import arguments, group
+from polar.errors import ConfigError
+from slime_bridge.config import (
+    checked_request,
+    render_topology_template,
+    resolve_polar_slime_config,
+    task_payload,
+)
+from slime_bridge.slime_types import Sample
+
+
+def payload(args, source=None, **changed):
+    config = resolve_polar_slime_config(args)
+    return task_payload(args, config, source or group(2), **({"rollout_id": 3, "task_position": 1} | changed))
+
+
+def test_the_defaults():
+    config = resolve_polar_slime_config(arguments())
+    assert (config.max_async_level, config.prefetch, config.single_survivor) == (2, False, "zero")
+    assert (config.callback_host, config.reward_key, config.eval_dataset_name) == ("127.0.0.1", "score", "polar_eval")
+    assert (config.weight_update_pause_timeout, config.max_consecutive_drops) == (300.0, 64)
+    assert (config.rules.overlong, config.rules.timeout_policy, config.rules.max_tokens) == ("drop", "mask", 4096)
+    assert config.staleness_bound == 3
+
+
+def test_the_cap_of_a_trace_is_what_fits_on_the_ranks_of_one_sample():
+    config = resolve_polar_slime_config(arguments(max_tokens_per_gpu=100, context_parallel_size=2))
+    assert config.rules.max_tokens == 200
+    assert resolve_polar_slime_config(arguments(polar_max_trajectory_tokens=7)).rules.max_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("polar_rollout_url", None),
+        ("polar_rollout_url", "127.0.0.1:80"),
+        ("polar_rollout_url", 5),
+        ("polar_task_template", None),
+        ("polar_task_template", {"evaluator": {}}),
+        ("polar_max_async_level", 0),
+        ("polar_max_async_level", 1.5),
+        ("polar_max_async_level", True),
+        ("polar_prefetch", "yes"),
+        ("polar_overlong", "cut"),
+        ("polar_timeout_policy", "keep"),
+        ("polar_single_survivor", "one"),
+        ("polar_request_timeout", 0),
+        ("polar_request_timeout", float("nan")),
+        ("polar_callback_host", "0.0.0.0"),
+        ("polar_callback_host", "::"),
+        ("polar_min_complete_accept_fraction", 1.1),
+        ("polar_min_complete_accept_fraction", "half"),
+        ("polar_task_timeout_floor", -1),
+        ("polar_weight_update_pause_timeout", 0),
+        ("polar_straggler_deadline", 0),
+        ("polar_max_consecutive_drops", 0),
+        ("polar_max_trajectory_tokens", -5),
+        ("rollout_batch_size", None),
+    ],
+)
+def test_a_wrong_value_is_an_error_that_names_its_key(key: str, value: object):
+    with pytest.raises(ConfigError, match=key):
+        resolve_polar_slime_config(arguments(**{key: value}))
+
+
+def test_a_topology_gives_the_server(tmp_path):
+    path = tmp_path / "topology.yaml"
+    path.write_text("rollout: {public_url: 'http://server:9/'}\n")
+    config = resolve_polar_slime_config(arguments(polar_rollout_url=None, polar_topology_path=str(path)))
+    assert config.rollout_url == "http://server:9"
+
+
+def test_a_task_carries_the_group_and_slimes_sampling():
+    made = payload(arguments(), metadata={"group_id": 0}, callback_url="http://127.0.0.1:2/x")
+    assert (made["task_id"], made["instruction"], made["num_samples"]) == ("polar-slime-3-0", "do it", 2)
+    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 16, "stop_token_ids": [9]}
+    assert made["sampling"] == sampling
+    assert made["metadata"] == {"group_id": 0}
+    request = checked_request(made)
+    assert (request.callback_url, request.timeout_seconds) == ("http://127.0.0.1:2/x", 60.0)
+
+
+def test_placeholders_keep_types_and_fill_texts():
+    template = {
+        "agent": {
+            "harness": "shell",
+            "custom_shell": {"command": "run {sample.label} {sample.metadata.none}"},
+        },
+        "timeout_seconds": "{sample.metadata.seconds}",
+        "metadata": {"row": "{sample.metadata}", "n": "{num_rollouts}", "literal": "{{name}} {1} ${x y}"},
+        "sampling": {"seed": "{sample.index}", "temperature": 0.1},
+        "runtime": {"env": {"POSITION": "at {task_position} of {rollout_id}"}},
+    }
+    row = {"seconds": 5.5, "none": None}
+    source = [Sample(group_index=8, index=80, prompt=[{"role": "user", "content": "a"}], label="42", metadata=row)]
+    made = payload(arguments(polar_task_template=template), source)
+    assert made["agent"]["custom_shell"]["command"] == "run 42 "
+    assert (made["timeout_seconds"], made["instruction"]) == (5.5, "a")
+    assert made["metadata"] == {"row": row, "n": 1, "literal": "{name} {1} ${x y}"}
+    assert (made["sampling"]["seed"], made["sampling"]["temperature"]) == (80, 1.0)
+    assert made["runtime"]["env"] == {"POSITION": "at 1 of 3"}
+
+
+def test_an_instruction_template_wraps_the_prompt_and_a_task_id_template_names_the_task():
+    args = arguments(polar_instruction_template="Do: {instruction}!", polar_task_id_template="t-{sample.group_index}")
+    made = payload(args)
+    assert (made["instruction"], made["task_id"]) == ("Do: do it!", "t-0")
+
+
+@pytest.mark.parametrize("path", ["sample.metadata.nope", "nope", "args.nope", "sample.__class__", "args.__dict__"])
+def test_an_unknown_path_is_an_error_that_names_it(path: str):
+    template = {"agent": {"harness": "x", "env": {"A": f"-{{{path}}}-"}}}
+    with pytest.raises(ConfigError, match=rf"polar_task_template.agent.env.A: unknown placeholder {{{path}}}"):
+        payload(arguments(polar_task_template=template))
+
+
+def test_a_template_that_is_no_task_names_the_field():
+    made = payload(arguments(polar_task_template={"agent": {"harness": "shell"}}))
+    with pytest.raises(ConfigError, match=r"polar_task_template: agent.*custom_shell"):
+        checked_request(made)
+
+
+@pytest.mark.parametrize(("given", "expected"), [(10.0, 30.0), (50.0, 50.0), (None, 30.0)])
+def test_the_timeout_floor(given: float | None, expected: float):
+    template = {"agent": {"harness": "x"}} | ({} if given is None else {"timeout_seconds": given})
+    assert (
+        payload(arguments(polar_task_template=template, polar_task_timeout_floor=30.0))["timeout_seconds"] == expected
+    )
+
+
+def test_a_topology_template_points_its_gateways_at_slimes_router(tmp_path):
+    path = tmp_path / "topology.yaml"
+    path.write_text(
+        "rollout: {save_dir: '{args.save}/polar'}\n"
+        "gateway: {nodes: [{id: a, inference: {engine: sglang, base_url: 'http://other'}}, {id: b}]}\n"
+    )
+    args = arguments(save="/ckpt", sglang_router_ip="10.0.0.1", sglang_router_port=3000)
+    document = yaml.safe_load(render_topology_template(path, args))
+    assert document["rollout"]["save_dir"] == "/ckpt/polar"
+    assert [node["inference"]["base_url"] for node in document["gateway"]["nodes"]] == ["http://10.0.0.1:3000"] * 2
+    with pytest.raises(ConfigError, match="sglang_router_ip"):
+        render_topology_template(path, arguments())

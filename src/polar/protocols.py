@@ -149,6 +149,8 @@ class Piece(msgspec.Struct, kw_only=True):
     matched: int | str | None = None
     message: dict[str, Any] | None = None
     """from engines that render and parse themselves: the assistant message"""
+    usage: dict[str, int] = {}
+    """from engines without ids: the figures that they report"""
 
 
 class EngineFacts(msgspec.Struct, kw_only=True):

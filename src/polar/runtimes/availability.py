@@ -1,0 +1,56 @@
+"""Why a runtime cannot be used on this machine, with the remedy; asked at start and when a sandbox does not come up."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+_SWITCHES = (
+    ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
+    ("/proc/sys/user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=15000"),
+    (
+        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+        "1",
+        "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile that allows bwrap `userns`",
+    ),
+)
+_TRIAL = ("--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "true")
+_TRIAL_SECONDS = 20
+_IN_CONTAINER = (
+    "in a container, start it with --security-opt seccomp=unconfined (user namespaces) "
+    "and --security-opt systempaths=unconfined (a /proc of one's own)"
+)
+
+
+def unavailable(name: str) -> str | None:
+    """One sentence with the remedy, or None when runtime `name` works here."""
+    return unavailable_bubblewrap() if name == "bubblewrap" else None
+
+
+def unavailable_bubblewrap() -> str | None:
+    program = shutil.which("bwrap")
+    if program is None:
+        return "bwrap is not on PATH: install the package bubblewrap (apt install bubblewrap, dnf install bubblewrap)"
+    try:
+        trial = subprocess.run([program, *_TRIAL], capture_output=True, text=True, timeout=_TRIAL_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"bwrap did not start a sandbox within {_TRIAL_SECONDS} s"
+    return explain(trial.stderr.strip()) if trial.returncode else None
+
+
+def explain(said: str) -> str:
+    """What bubblewrap said, and the setting of this machine that is behind it."""
+    remedies = [remedy for path, bad, remedy in _SWITCHES if _setting(path) == bad]
+    forbidden = any(word in said.lower() for word in ("namespace", "uid map", "operation not permitted", "proc"))
+    if not forbidden:
+        return f"the sandbox did not start: {said or 'bwrap ended without a word'}"
+    remedy = "; ".join(remedies) or f"allow unprivileged user namespaces ({_IN_CONTAINER})"
+    return f"user namespaces are forbidden on this machine ({said}): {remedy}"
+
+
+def _setting(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None

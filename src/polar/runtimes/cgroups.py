@@ -1,0 +1,147 @@
+"""Memory, process and CPU limits of a sandbox through the host's cgroups (v1 or v2), where they may be written.
+
+Names start with `polar-` and a digest of the sandboxes' root folder, so that a sweep finds what a dead owner left.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+_ROOT = Path("/sys/fs/cgroup")
+_V1 = ("memory", "pids", "cpu")
+_PERIOD = 100_000
+_REMOVE_SECONDS = 5.0
+
+
+class Limits:
+    """What a sandbox may use; None = as much as it likes."""
+
+    def __init__(self, memory: int | None, pids: int | None, cpus: float | None) -> None:
+        self.memory, self.pids, self.cpus = memory, pids, cpus
+
+
+class Cgroup:
+    """The groups of one sandbox, one a controller (v2: one). Empty where none may be written."""
+
+    def __init__(self, folder: Path, limits: Limits) -> None:
+        self._groups: dict[str, Path] = {}
+        self._hits = 0
+        for controller, base in bases().items():
+            self._try(controller, base / name_of(folder), _settings(controller, limits))
+
+    def _try(self, controller: str, group: Path, settings: dict[str, str]) -> None:
+        if not settings:
+            return
+        try:
+            group.mkdir(exist_ok=True)
+            for file, value in settings.items():
+                (group / file).write_text(value)
+        except OSError:
+            with suppress(OSError):
+                group.rmdir()
+        else:
+            self._groups[controller] = group
+
+    @property
+    def controllers(self) -> set[str]:
+        """Of memory, pids and cpu, those whose limits hold."""
+        return set(_V1) if "v2" in self._groups else set(self._groups)
+
+    def add(self, pid: int) -> None:
+        for group in self._groups.values():
+            (group / "cgroup.procs").write_text(str(pid))
+
+    def hit(self) -> bool:
+        """Whether the kernel killed for memory, or refused a process, since the last call."""
+        before, self._hits = self._hits, sum(_counted(group) for group in self._groups.values())
+        return self._hits > before
+
+    def remove(self) -> None:
+        for group in self._groups.values():
+            _remove(group)
+        self._groups = {}
+
+
+def name_of(folder: Path) -> str:
+    return f"{_prefix(folder.parent)}{folder.name}"
+
+
+def _prefix(root: Path) -> str:
+    return f"polar-{hashlib.sha256(os.fsencode(root)).hexdigest()[:12]}-"
+
+
+def bases() -> dict[str, Path]:
+    """This process's own group in each hierarchy that has the controllers: {"v2": …} or a v1 controller each."""
+    found: dict[str, Path] = {}
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        for name in {"v2"} if not names else set(names.split(",")) & set(_V1):
+            mount = _ROOT if name == "v2" else _ROOT / name
+            group = mount / path.lstrip("/")
+            found[name] = group if group.is_dir() else mount
+    if "v2" in found and "memory" not in _controllers(found["v2"]):
+        del found["v2"]
+    return {"v2": found["v2"]} if "v2" in found else found
+
+
+def _controllers(group: Path) -> list[str]:
+    file = group / "cgroup.subtree_control"
+    return file.read_text().split() if file.is_file() else []
+
+
+def _settings(controller: str, limits: Limits) -> dict[str, str]:
+    memory = {} if limits.memory is None else {"memory": str(limits.memory)}
+    pids = {} if limits.pids is None else {"pids.max": str(limits.pids)}
+    quota = None if limits.cpus is None else str(max(1000, int(limits.cpus * _PERIOD)))
+    match controller:
+        case "memory":
+            return {"memory.limit_in_bytes": value for value in memory.values()}
+        case "pids":
+            return pids
+        case "cpu":
+            return {} if quota is None else {"cpu.cfs_period_us": str(_PERIOD), "cpu.cfs_quota_us": quota}
+        case _:
+            cpu = {} if quota is None else {"cpu.max": f"{quota} {_PERIOD}"}
+            return {"memory.max": value for value in memory.values()} | pids | cpu
+
+
+def _counted(group: Path) -> int:
+    """Kills for memory and refused forks so far."""
+    total = 0
+    for file, key in (("memory.events", "oom_kill"), ("memory.oom_control", "oom_kill"), ("pids.events", "max")):
+        with suppress(FileNotFoundError):
+            lines = (line.split() for line in (group / file).read_text().splitlines())
+            total += sum(int(value) for name, value in lines if name == key)
+    return total
+
+
+def sweep(root: Path) -> None:
+    """Removes every group of a sandbox below `root`, killing what is in it."""
+    for base in bases().values():
+        for group in base.glob(f"{_prefix(root)}*"):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                for pid in (group / "cgroup.procs").read_text().split():
+                    os.kill(int(pid), signal.SIGKILL)
+            _remove(group)
+
+
+def _remove(group: Path) -> None:
+    """A group can be removed a moment after its last process has ended."""
+    deadline = time.monotonic() + _REMOVE_SECONDS
+    while True:
+        try:
+            group.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return

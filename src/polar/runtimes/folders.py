@@ -1,0 +1,74 @@
+"""A sandbox's folder on the host: made private, removed whatever is in it, and swept after its owner's death."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from polar.runtimes import cgroups
+from polar.runtimes.inside.processes import kill_until_gone, marked
+
+SESSION_FOLDERS = ("logs/agent", "artifacts")
+MARK = "POLAR_SANDBOX"
+"""in the environment of every process that runs without a pid namespace; its value is the sandbox's folder"""
+_SERVER_FILE = "server.pid"
+
+
+def make(folder: Path, *names: str) -> None:
+    """`folder` with session/ and the folders `names`; only this user may look into it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    for name in (*(f"session/{part}" for part in SESSION_FOLDERS), *names):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+
+
+def note_server(folder: Path, pid: int) -> None:
+    (folder / _SERVER_FILE).write_text(f"{pid} {_started(pid)}")
+
+
+def _started(pid: int) -> str | None:
+    """When `pid` started (in ticks since boot): with it a pid names one process for ever."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return None
+
+
+def remove(folder: Path) -> None:
+    """Also what the sandboxed programs made unreadable, or nested deeper than a path can be long."""
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return
+    except (OSError, RecursionError):
+        subprocess.run(["chmod", "-R", "u+rwX", folder], check=False, stderr=subprocess.DEVNULL)
+        subprocess.run(["rm", "-rf", folder], check=True)
+
+
+def kill_marked(folder: Path) -> None:
+    kill_until_gone(lambda: marked(f"{MARK}={folder}".encode()), lambda: None)
+
+
+def sweep(root: Path) -> None:
+    """Everything that sandboxes below `root` left behind: processes, cgroups, folders. Their owner must be dead."""
+    root = root.absolute()
+    kill_until_gone(lambda: marked(f"{MARK}={root}/".encode()), lambda: None)
+    folders = [entry for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
+    for folder in folders:
+        _end_server(folder)
+    cgroups.sweep(root)
+    for folder in folders:
+        remove(folder)
+
+
+def _end_server(folder: Path) -> None:
+    with suppress(FileNotFoundError, ValueError, ProcessLookupError):
+        pid, started = (folder / _SERVER_FILE).read_text().split()
+        while _started(int(pid)) == started:
+            os.kill(int(pid), signal.SIGKILL)
+            time.sleep(0.005)

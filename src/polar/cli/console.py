@@ -1,0 +1,48 @@
+"""Data goes to stdout, everything said to a person about trouble or progress to stderr; an error names the mistake
+and what to do about it, and its exit code says whose it is."""
+
+from __future__ import annotations
+
+import sys
+from enum import IntEnum
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from polar.codec import to_json
+
+
+class ExitCode(IntEnum):
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    INTERRUPTED = 130
+
+
+def out() -> Console:
+    """Made at each use, so that it writes where stdout points now."""
+    return Console(highlight=False, soft_wrap=True)
+
+
+def err() -> Console:
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def say(message: str, style: str = "") -> None:
+    """One line for a person, on stderr."""
+    err().print(Text(message, style=style))
+
+
+def print_json(document: Any) -> None:
+    """One line of JSON on stdout; records and arrays as the public API writes them."""
+    sys.stdout.write(to_json(document).decode() + "\n")
+    sys.stdout.flush()
+
+
+def stop(message: str, code: ExitCode) -> typer.Exit:
+    """Says what is wrong; to be raised: `raise stop("…", ExitCode.USAGE)`."""
+    err().print(Text("error: ", style="bold red") + Text(message))
+    return typer.Exit(int(code))

@@ -1,0 +1,110 @@
+"""Running server and gateway until someone says stop: an orderly stop ends sandboxes, then the gateway, then the
+server, then the engine; a second Ctrl-C changes nothing about that. Nothing of ours outlives this process."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from polar.cli.console import ExitCode, say
+from polar.cli.engine_process import EngineProcess
+from polar.config import NodeSettings, RolloutSettings
+from polar.errors import ConfigError, EngineFault
+
+_ENGINE_LOOK_SECONDS = 0.5
+
+_CANNOT_LISTEN = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM)
+
+Ready = Callable[[str], None]
+
+
+class Stop:
+    """Set by SIGINT, SIGTERM or SIGHUP; `code` is what the process then exits with."""
+
+    def __init__(self) -> None:
+        self.code = ExitCode.OK
+        self._wanted = asyncio.Event()
+
+    async def wait(self) -> None:
+        await self._wanted.wait()
+
+    def ask(self, number: signal.Signals) -> None:
+        if self._wanted.is_set():
+            say("still stopping: sandboxes are being cleared away")
+            return
+        if number is signal.SIGINT:
+            self.code = ExitCode.INTERRUPTED
+        say("stopping")
+        self._wanted.set()
+
+
+@contextmanager
+def _signals(stop: Stop) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in numbers:
+        loop.add_signal_handler(number, stop.ask, number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def live(main: Callable[[Stop], Awaitable[None]]) -> ExitCode:
+    """Runs `main` to its end. Raises the first fault of several as itself."""
+
+    async def whole() -> ExitCode:
+        stop = Stop()
+        with _signals(stop):
+            await main(stop)
+        return stop.code
+
+    try:
+        return asyncio.run(whole())
+    except BaseExceptionGroup as group:
+        raise _named(_first(group)) from group
+    except OSError as error:
+        raise _named(error) from error
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+def _named(error: BaseException) -> BaseException:
+    if isinstance(error, OSError) and error.errno in _CANNOT_LISTEN:
+        return ConfigError(f"{error.strerror}: give another --port or --gateway-port (0 = any free one), or --host")
+    return error
+
+
+async def server(settings: RolloutSettings, token: str, ready: Ready) -> None:
+    from polar.server import serve
+
+    await serve(settings, token=token, ready=ready)
+
+
+async def gateway(node: NodeSettings, server_url: str, token: str, data: Path, beat: float, ready: Ready) -> None:
+    from polar.gateway import Gateway
+
+    await Gateway(node, server_url=server_url, token=token, data=data, heartbeat_seconds=beat).run(ready)
+
+
+async def engine_alive(engine: EngineProcess) -> None:
+    """Raises EngineFault when it has died."""
+    while (death := engine.death()) is None:
+        await asyncio.sleep(_ENGINE_LOOK_SECONDS)
+    raise EngineFault(death)
+
+
+async def until_stopped(stop: Stop, *in_order: asyncio.Task[None]) -> None:
+    """Waits for the word, then ends the tasks one after the other, each wholly before the next."""
+    await stop.wait()
+    for task in in_order:
+        task.cancel()
+        await asyncio.wait({task})

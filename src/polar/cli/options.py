@@ -1,0 +1,38 @@
+"""Options that several commands share, said once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT_SERVER = "http://127.0.0.1:8080"
+ENGINE_KINDS = "sglang, vllm, openai, or embedded (the small CPU engine)."
+DEFAULT_DATA = Path("polar-data")
+
+Server = Annotated[
+    str,
+    typer.Option("--server", envvar="POLAR_SERVER_URL", metavar="URL", help="The rollout server (`polar serve`)."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log details too.")]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="Folder for tasks, results and logs; made if missing. [polar-data]"),
+]
+TopologyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--topology",
+        metavar="FILE",
+        envvar="POLAR_TOPOLOGY",
+        help="A topology.yaml; options given beside it win.",
+    ),
+]
+NodeId = Annotated[
+    str | None,
+    typer.Option(
+        "--node-id", metavar="ID", envvar="POLAR_GATEWAY_NODE_ID", help="Which node of the topology; a name otherwise."
+    ),
+]

@@ -1,0 +1,145 @@
+"""`polar serve`: the whole of Polar on one machine, a server and a gateway in one process over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polar.cli import lock, logs
+from polar.cli.console import out, print_json, say
+from polar.cli.engine_process import HOW_TO_MAKE_A_MODEL, EngineProcess
+from polar.cli.live import Stop, engine_alive, gateway, live, server, until_stopped
+from polar.cli.nodes import EMBEDDED, node_settings, server_settings, topology
+from polar.cli.options import ENGINE_KINDS, Data, Json, NodeId, TopologyFile, Verbose
+from polar.config import NodeSettings, RolloutSettings, control_token
+from polar.errors import ConfigError
+
+EngineUrl = Annotated[str | None, typer.Option("--engine-url", metavar="URL", help="An inference engine that runs.")]
+EngineKind = Annotated[
+    str | None,
+    typer.Option("--engine", metavar="KIND", help=f"{ENGINE_KINDS} [sglang]"),
+]
+Model = Annotated[
+    Path | None, typer.Option("--model", metavar="DIR", help="Weights for the embedded engine, which is then started.")
+]
+Tokenizer = Annotated[
+    str | None,
+    typer.Option("--tokenizer", metavar="DIR", help="Tokenizer folder. [the one that the engine reports]"),
+]
+ModelName = Annotated[str | None, typer.Option("--model-name", help="Name that harnesses see. [policy]")]
+RuntimeName = Annotated[
+    str | None,
+    typer.Option("--runtime", help="Sandbox for tasks that name none; `local` is none at all. [bubblewrap]"),
+]
+Host = Annotated[str | None, typer.Option("--host", help="Address to listen on. [127.0.0.1]")]
+Port = Annotated[int | None, typer.Option("--port", help="Port of the server; 0 = a free one. [8080]")]
+GatewayPort = Annotated[int | None, typer.Option("--gateway-port", help="Port of the gateway. [8100]")]
+InitWorkers = Annotated[int | None, typer.Option("--init-workers", help="Sandboxes coming up at once. [4]")]
+RunWorkers = Annotated[int | None, typer.Option("--run-workers", help="Harnesses running at once. [2]")]
+PostrunWorkers = Annotated[int | None, typer.Option("--postrun-workers", help="Sessions graded at once. [4]")]
+
+
+def serve(
+    engine_url: EngineUrl = None,
+    engine: EngineKind = None,
+    model: Model = None,
+    tokenizer: Tokenizer = None,
+    model_name: ModelName = None,
+    runtime: RuntimeName = None,
+    host: Host = None,
+    port: Port = None,
+    gateway_port: GatewayPort = None,
+    data: Data = None,
+    init_workers: InitWorkers = None,
+    run_workers: RunWorkers = None,
+    postrun_workers: PostrunWorkers = None,
+    topology_file: TopologyFile = None,
+    node_id: NodeId = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Start Polar on this machine: a rollout server and a gateway.
+
+    It takes tasks at once, and carries them out as soon as the engine answers. Ctrl-C stops it and leaves nothing
+    running; tasks that were under way go on at the next start with the same --data.
+
+    Examples:
+
+        polar serve --engine-url http://127.0.0.1:30000 --engine sglang
+
+        polar serve --engine embedded --model runs/demo/policy --run-workers 8
+
+    Then, in another terminal: polar run tasks.jsonl
+    """
+    logs.configure(verbose)
+    known = topology(topology_file)
+    settings = server_settings(known, host, port, data)
+    folder = Path(settings.save_dir)
+    child = _engine(engine, engine_url, model, folder / "engine.log")
+    node = node_settings(
+        known,
+        node_id,
+        {
+            "host": host,
+            "port": gateway_port,
+            "model_served": model_name,
+            "default_runtime": runtime,
+            "max_init_workers": init_workers,
+            "max_run_workers": run_workers,
+            "max_postrun_workers": postrun_workers,
+        },
+        {
+            "engine": EMBEDDED if child else engine,
+            "base_url": child.url if child else engine_url,
+            "tokenizer": tokenizer,
+        },
+    )
+    beat = known.gateway.heartbeat_interval_seconds
+    with lock.held(folder), child.running() if child else nullcontext():
+        raise typer.Exit(live(lambda stop: _serve(stop, settings, node, child, beat, json)))
+
+
+def _engine(kind: str | None, url: str | None, model: Path | None, log: Path) -> EngineProcess | None:
+    """The engine's process, where one is to be started."""
+    if model is not None and (url is not None or kind not in (None, EMBEDDED)):
+        raise ConfigError("--model is for --engine embedded without --engine-url: an engine that runs has its weights")
+    if model is not None:
+        return EngineProcess(model, log)
+    if kind == EMBEDDED and url is None:
+        raise ConfigError(f"--engine embedded needs --model DIR: {HOW_TO_MAKE_A_MODEL}")
+    return None
+
+
+async def _serve(
+    stop: Stop,
+    settings: RolloutSettings,
+    node: NodeSettings,
+    engine: EngineProcess | None,
+    beat: float,
+    json: bool,
+) -> None:
+    folder = Path(settings.save_dir)
+    token = control_token(folder)
+    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def our_gateway() -> None:
+        url = await listening
+        say(f"the rollout server listens on {url}; waiting for the engine {node.inference.base_url}")
+        await gateway(node, url, token, folder / "gateway", beat, lambda there: _announce(url, there, folder, json))
+
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(server(settings, token, listening.set_result))
+        working = group.create_task(our_gateway())
+        watching = [group.create_task(engine_alive(engine))] if engine else []
+        await until_stopped(stop, working, serving, *watching)
+
+
+def _announce(url: str, gateway_url: str, folder: Path, json: bool) -> None:
+    if json:
+        print_json({"url": url, "gateway_url": gateway_url, "data": str(folder.resolve())})
+    else:
+        out().print(f"ready: {url} (gateway {gateway_url}, data {folder})")

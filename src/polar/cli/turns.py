@@ -1,0 +1,153 @@
+"""A session's story for people: a pure rendering of its turns, its result and its times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from polar.cli.tokens import Decoder, sampled, visible
+from polar.records import SessionResult, SessionTiming
+from polar.sessionlog import SessionLog
+from polar.trajectory.view import Fork, Turn
+
+_STAGES = (
+    ("queue", "register_to_init_queue_ms"),
+    ("init", "init_ms"),
+    ("ready", "ready_queue_ms"),
+    ("run", "run_ms"),
+    ("build", "build_ms"),
+    ("evaluate", "eval_ms"),
+    ("whole", "e2e_ms"),
+)
+_SOURCES = {"continued": "continued", "rendered": "rendered", "engine": "rendered by the engine"}
+
+
+def heading(log: SessionLog, result: SessionResult | None) -> Iterator[Text]:
+    header = log.header
+    yield Text.assemble(
+        (header.session_id, "bold"), f"  task {header.task_id} · attempt {header.attempt} · {header.model} on "
+        f"{header.engine or 'an engine'}" + ("" if log.sealed else " · not sealed") + (" · torn" if log.torn else "")
+    )  # fmt: skip
+    if result is not None:
+        ending = result.metadata.get("termination")
+        yield Text(f"{result.status} ({ending}) · reward {_number(reward(result))} · {stages(result.timing)}")
+        if result.error:
+            yield Text(result.error, style="red")
+
+
+def reward(result: SessionResult) -> float | None:
+    """Mean over the traces that have one."""
+    rewards = (
+        [trace.reward for trace in result.trajectory.traces if trace.reward is not None] if result.trajectory else []
+    )
+    return sum(rewards) / len(rewards) if rewards else None
+
+
+def stages(timing: SessionTiming) -> str:
+    parts = [(name, getattr(timing, field)) for name, field in _STAGES]
+    return " · ".join(f"{name} {_seconds(value)}" for name, value in parts if value is not None)
+
+
+def table(turns: list[Turn]) -> Table:
+    """One row a turn. Logprob: the mean over its sampled tokens."""
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("turn", "context", "prompt", "kept", "sampled", "logprob", "ended", "trace", "seconds"):
+        shown.add_column(name, justify="right" if name in ("turn", "prompt", "kept", "sampled", "logprob") else "left")
+    for turn in turns:
+        shown.add_row(*_row(turn))
+    return shown
+
+
+def _row(turn: Turn) -> tuple[str, ...]:
+    finite = turn.logprobs[np.isfinite(turn.logprobs)]
+    ended = turn.finish_reason or "never"
+    return (
+        str(turn.call),
+        _context(turn),
+        str(turn.prompt_length),
+        str(turn.kept) if turn.continues is not None else "",
+        str(len(turn.ids)),
+        f"{finite.mean():.2f}" if len(finite) else "none" if len(turn.ids) else "",
+        ended if turn.delivered else f"{ended}, undelivered",
+        f"{turn.trace}" if turn.trace is not None else f"none: {turn.excluded or 'nothing sampled'}",
+        _seconds(1000 * (turn.finished_at - turn.opened_at)) if turn.finished_at else "",
+    )
+
+
+def _context(turn: Turn) -> str:
+    source = _SOURCES.get(turn.source or "", "no prompt")
+    base = f" from {turn.continues}" if turn.continues is not None and turn.source == "continued" else ""
+    return source + base + (f" ({turn.why})" if turn.why else "")
+
+
+def forks(turns: list[Turn], decode: Decoder) -> Iterator[Text]:
+    for turn in turns:
+        if turn.fork is not None:
+            yield Text(f"turn {turn.call} forks: {_fork(turn.fork, decode)}", style="yellow")
+
+
+def _fork(fork: Fork, decode: Decoder) -> str:
+    was, now = (_token(token, decode) for token in (fork.expected_id, fork.prompt_id))
+    return f"at position {fork.position} it has {now}, where turn {fork.expected_call} had {was}"
+
+
+def _token(token: int | None, decode: Decoder) -> str:
+    return "nothing" if token is None else f"{visible(decode(token))!r} (id {token})"
+
+
+def spelled(turns: list[Turn], decode: Decoder) -> Iterator[Text]:
+    """The sampled tokens of each turn, coloured; behind what is new in its prompt, plain and dim."""
+    for turn in turns:
+        yield Text(f"── turn {turn.call}" + (f", trace {turn.trace}" if turn.trace is not None else ""), style="bold")
+        if len(turn.new_ids):
+            yield Text("".join(decode(int(token)) for token in turn.new_ids), style="dim")
+        logprobs = [float(value) for value in turn.logprobs]
+        yield sampled([int(token) for token in turn.ids], logprobs, turn.trace is not None, decode)
+
+
+def refusals(log: SessionLog) -> Iterator[Text]:
+    for refused in log.refusals:
+        yield Text(f"refused ({refused.dialect}, {refused.reason}): {refused.detail}", style="yellow")
+
+
+def harness_log(result: SessionResult, lines: int) -> Iterator[Text]:
+    tail = str(result.metadata.get("harness_log") or "").rstrip().splitlines()[-lines:]
+    if tail:
+        yield Text("the harness's last lines", style="bold")
+        yield Text("\n".join(tail), style="dim")
+
+
+def document(
+    log: SessionLog, result: SessionResult | None, turns: list[Turn], decode: Decoder | None
+) -> dict[str, Any]:
+    """What `--json` prints: the same facts, ids and logprobs as lists; texts where there is a tokenizer."""
+    return {
+        "session_id": log.header.session_id,
+        "task_id": log.header.task_id,
+        "attempt": log.header.attempt,
+        "status": result.status if result else None,
+        "termination": result.metadata.get("termination") if result else None,
+        "reward": reward(result) if result else None,
+        "error": result.error if result else None,
+        "timing": result.timing if result else None,
+        "turns": turns,
+        "texts": [_texts(turn.ids, decode) for turn in turns] if decode else None,
+        "refusals": log.refusals,
+        "harness_log": result.metadata.get("harness_log") if result else None,
+    }
+
+
+def _texts(ids: Iterable[int], decode: Decoder) -> list[str]:
+    return [decode(int(token)) for token in ids]
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3g}"
+
+
+def _seconds(milliseconds: float) -> str:
+    return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
+import stat
+import subprocess
 from contextlib import suppress
 from typing import Any
 
 HEAD, TAIL = 4 << 20, 1 << 20
 CHUNK = 1 << 16
 COMMAND_MARK = "POLAR_COMMAND"
-_FIRST_DESCRIPTOR = 3
-_NOT_EXECUTABLE = 126
 
 
 class Tail:
@@ -74,13 +73,14 @@ class Command:
         self.tails = (Tail(), Tail())
         self.ended = False
         ends = [os.pipe(), os.pipe()]
-        self.streams = {reader: tail for (reader, _), tail in zip(ends, self.tails, strict=True)}
-        self.pid = os.fork()
-        if self.pid == 0:
-            _become(request, [writer for _, writer in ends])
-        for reader, writer in ends:
-            os.close(writer)
+        try:
+            self.pid = _spawn(request, ends[0][1], ends[1][1])
+        finally:
+            for _, writer in ends:
+                os.close(writer)
+        for reader, _ in ends:
             os.set_blocking(reader, False)
+        self.streams = {reader: tail for (reader, _), tail in zip(ends, self.tails, strict=True)}
 
     def read(self, fd: int) -> bool:
         """Takes in one chunk; False at the stream's end. What comes after the command's end (of a service that it
@@ -108,33 +108,59 @@ class Command:
         return {"exit_code": exit_code, "output": output, "errors": errors, "failure": self.record.failure}
 
 
-def _become(request: dict[str, Any], outputs: list[int]) -> None:
-    """In the new process: never returns."""
+def _spawn(request: dict[str, Any], output: int, errors: int) -> int:
+    """The pid of /bin/sh. Raises OSError, also when stdin is no regular file."""
+    stdin = open_regular(request["stdin"], os.O_RDONLY) if request["stdin"] else os.open(os.devnull, os.O_RDONLY)
+    before = _lower(request["limits"])
     try:
-        os.setsid()
-        stdin = os.open(request["stdin"] or os.devnull, os.O_RDONLY)
-        for target, source in enumerate((stdin, *outputs)):
-            os.dup2(source, target)
-        os.closerange(_FIRST_DESCRIPTOR, 1 << 16)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        _limit(request["limits"])
-        os.umask(0o022)
-        os.chdir(request["cwd"])
-        environment = request["env"] | {COMMAND_MARK: str(request["id"])}
-        os.execve("/bin/sh", ["/bin/sh", "-c", request["command"]], environment)
-    except OSError as error:
-        os.write(2, f"the command cannot start: {error}\n".encode(errors="replace"))
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", request["command"]],
+            stdin=stdin,
+            stdout=output,
+            stderr=errors,
+            cwd=request["cwd"],
+            env=request["env"] | {COMMAND_MARK: str(request["id"])},
+            start_new_session=True,
+            umask=0o022,
+        )
     finally:
-        os._exit(_NOT_EXECUTABLE)
+        os.close(stdin)
+        for number, limits in before.items():
+            resource.setrlimit(number, limits)
+    process.returncode = 0  # reaped by the server, with every orphan
+    _bind(process.pid, request["limits"])
+    return process.pid
 
 
-def _limit(limits: dict[str, int]) -> None:
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("500")  # out of memory, the kernel shall take the command, not what serves it
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def _lower(limits: dict[str, int]) -> dict[int, tuple[int, int]]:
+    """Lowers our own soft limits, which a process that starts now inherits; returns what they were."""
+    before = {getattr(resource, name): resource.getrlimit(getattr(resource, name)) for name in limits}
     for name, value in limits.items():
         number = getattr(resource, name)
-        hard = resource.getrlimit(number)[1]
-        bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(number, (bound, bound))
+        resource.setrlimit(number, (_within(value, before[number][1]), before[number][1]))
+    return before
+
+
+def _bind(pid: int, limits: dict[str, int]) -> None:
+    """Makes the limits final, and the command the one that the kernel takes when memory is out."""
+    with suppress(OSError):
+        for name, value in limits.items():
+            number = getattr(resource, name)
+            bound = _within(value, resource.prlimit(pid, number)[1])
+            resource.prlimit(pid, number, (bound, bound))
+        with open(f"/proc/{pid}/oom_score_adj", "w") as file:
+            file.write("500")
+
+
+def _within(value: int, hard: int) -> int:
+    return value if hard == resource.RLIM_INFINITY else min(value, hard)
+
+
+def open_regular(path: str, flags: int, mode: int = 0o644) -> int:
+    """Opens a regular file without ever waiting; anything else is FileNotFoundError."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, mode)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        os.set_blocking(fd, True)
+        return fd
+    os.close(fd)
+    raise FileNotFoundError(2, f"{path} is not a regular file")

@@ -21,7 +21,7 @@ from polar.runtimes.inside.server import Server
 
 def main(fd: int) -> None:
     owner = socket.socket(fileno=fd)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the owner, and the owner ends us
+    signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN, which commands would inherit
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     gc.collect()
     gc.freeze()

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ class SetupError(Exception):
 class Holder(NamedTuple):
     """A bubblewrap that has set up its namespaces and waits until `hold` is closed."""
 
-    bwrap: int
+    bwrap: subprocess.Popen[bytes]
     inside: int
     hold: int
 
@@ -40,27 +41,15 @@ def start_bwrap(argv: list[str]) -> Holder:
     info_in, info = os.pipe()
     waiting, hold = os.pipe()
     errors = os.memfd_create("bwrap")
-    pid = os.fork()
-    if pid == 0:
-        for source, target in ((waiting, 0), (ready, 1), (errors, 2)):
-            os.dup2(source, target)
-        os.set_inheritable(info, True)
-        _exec([argv[0], "--info-fd", str(info), *argv[1:], "/bin/sh", "-c", "echo; read _"])
+    program = [argv[0], "--info-fd", str(info), *argv[1:], "/bin/sh", "-c", "echo; read _"]
+    process = subprocess.Popen(program, stdin=waiting, stdout=ready, stderr=errors, pass_fds=[info], env={})
     for fd in (ready, info, waiting):
         os.close(fd)
     inside = _child_pid(info_in)
     if inside is None or not os.read(ready_in, 1):
-        os.waitpid(pid, 0)
+        process.wait()
         raise SetupError(os.pread(errors, 4096, 0).decode(errors="replace").strip())
-    return Holder(pid, inside, hold)
-
-
-def _exec(argv: list[str]) -> None:
-    try:
-        os.execve(argv[0], argv, {})
-    except OSError as error:
-        os.write(2, f"{argv[0]}: {error.strerror}".encode())
-        os._exit(127)
+    return Holder(process, inside, hold)
 
 
 def _child_pid(fd: int) -> int | None:
@@ -98,7 +87,7 @@ def fork_first_process(control: socket.socket, holder: Holder) -> None:
     born = {"event": "born", "pid": pid, "fds": 1}
     socket.send_fds(control, [pack(born)], [os.pidfd_open(pid)])
     os.close(holder.hold)
-    os.waitpid(holder.bwrap, 0)
+    holder.bwrap.wait()
     os._exit(0)
 
 

@@ -9,12 +9,11 @@ import os
 import selectors
 import signal
 import socket
-import stat
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from polar.runtimes.inside.command import COMMAND_MARK, Command
+from polar.runtimes.inside.command import COMMAND_MARK, Command, open_regular
 from polar.runtimes.inside.framing import CHUNK, MOST_FDS, Inbox, Message, pack
 from polar.runtimes.inside.processes import descendants, kill_until_gone, marked, session_members
 
@@ -122,13 +121,9 @@ class Server:
     def _on_open(self, request: Message, _: list[int]) -> None:
         """Opens a regular file here, where every link leads to something inside, and hands the descriptor over."""
         path, writing = request["path"], request["write"]
-        flags = os.O_WRONLY | os.O_CREAT if writing else os.O_RDONLY
         if writing:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, request.get("mode", 0o644))
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise FileNotFoundError(2, f"{path} is not a regular file")
+        fd = open_regular(path, os.O_WRONLY | os.O_CREAT if writing else os.O_RDONLY)
         if writing:
             os.ftruncate(fd, 0)
             os.fchmod(fd, request.get("mode", 0o644))

@@ -1,0 +1,47 @@
+"""What evaluators share: a config that is refused by name when wrong, and a command in the sandbox that ends in time."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from polar.config import describe
+from polar.errors import EvaluationFault, TaskFault
+from polar.protocols import EvaluationContext, ExecResult
+from polar.requests import EvaluatorSpec, ExecInput
+
+SHOWN = 2000
+"""characters of a command's output in a message"""
+
+
+class Config(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class BaseEvaluator:
+    """`evaluator.config` is checked against `Config` of the class when it is made. Raises TaskFault."""
+
+    needs_runtime: ClassVar[bool] = True
+    Config: ClassVar[type[Config]] = Config
+
+    def __init__(self, spec: EvaluatorSpec) -> None:
+        self.spec = spec
+        try:
+            self.config: Any = self.Config.model_validate(spec.config)
+        except ValidationError as error:
+            raise TaskFault(f"evaluator.config of {spec.strategy}: {describe(error)}") from error
+
+    async def execute(self, context: EvaluationContext, command: str, cwd: str | None = None) -> ExecResult:
+        """Runs `command` with the evaluator's environment. Raises EvaluationFault when it does not end in time."""
+        if context.runtime is None:
+            raise EvaluationFault(f"{self.spec.strategy} needs a sandbox, and the session has none left")
+        step = ExecInput(command=command, cwd=cwd, env=self.spec.env)
+        result = await context.runtime.run(step, timeout=context.timeout)
+        if result.timed_out:
+            raise EvaluationFault(f"the scoring command did not end within {context.timeout:g} s: {shown(result)}")
+        return result
+
+
+def shown(result: ExecResult) -> str:
+    return (result.errors or result.output)[-SHOWN:].strip() or "it printed nothing"

@@ -1,0 +1,69 @@
+"""Runs a command of the task's own; the reward is what it writes to `reward_file`, else 1.0 for exit code 0."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, ClassVar
+
+from polar.errors import EvaluationFault
+from polar.evaluators.base import SHOWN, BaseEvaluator, Config, shown
+from polar.protocols import EvaluationContext, ExecResult
+from polar.records import EvaluationResult
+
+
+class CommandConfig(Config):
+    """`reward_file`: a path in the sandbox that holds a number, or a JSON map with `reward`, or one of numbers
+    (their mean). It is emptied before the command runs, so that only the command can have written it."""
+
+    command: str
+    cwd: str | None = None
+    reward_file: str | None = None
+
+
+class Command(BaseEvaluator):
+    Config: ClassVar[type[Config]] = CommandConfig
+
+    async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
+        path = self.config.reward_file
+        if path is not None and context.runtime is not None:
+            await context.runtime.write(path, b"")
+        result = await self.execute(context, self.config.command, self.config.cwd)
+        reward = float(result.exit_code == 0) if path is None else await self._reward(context, path, result)
+        return EvaluationResult(outcome_reward=reward, metadata={"exit_code": result.exit_code})
+
+    async def _reward(self, context: EvaluationContext, path: str, result: ExecResult) -> float:
+        assert context.runtime is not None, "the command has run in it"
+        try:
+            text = (await context.runtime.read(path)).decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise EvaluationFault(f"the reward file {path} cannot be read: {error}; {_ended(result)}") from error
+        try:
+            return parse_reward(text)
+        except ValueError as error:
+            shortened = text.strip()[:SHOWN] or "nothing"
+            raise EvaluationFault(f"the reward file {path} holds {shortened}: {error}; {_ended(result)}") from error
+
+
+def _ended(result: ExecResult) -> str:
+    return f"the command ended with exit code {result.exit_code}: {shown(result)}"
+
+
+def parse_reward(text: str) -> float:
+    """Raises ValueError for anything but a finite number."""
+    document: Any = json.loads(text.strip())
+    if isinstance(document, dict):
+        document = document["reward"] if "reward" in document else _mean(list(document.values()))
+    return _finite(document)
+
+
+def _mean(values: list[Any]) -> float:
+    if not values:
+        raise ValueError("the map is empty")
+    return math.fsum(_finite(value) for value in values) / len(values)
+
+
+def _finite(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is not a finite number")
+    return float(value)

@@ -1,0 +1,47 @@
+"""What most harnesses share: nothing to set up, nothing afterwards, and settings that are refused by name when wrong."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from polar.config import describe
+from polar.errors import TaskFault
+from polar.protocols import ExecResult, Runtime
+from polar.requests import AgentSpec, ExecInput
+
+INSTRUCTION = '"$SESSION_DIR/instruction.txt"'
+"""The instruction's file, quoted for the shell; the gateway has written it before the harness starts."""
+MOST_ARGUMENT = (128 << 10) - 1
+"""bytes that Linux passes on as one argument"""
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class BaseHarness:
+    """`agent.settings` is checked against `Settings` of the class when it is made. Raises TaskFault."""
+
+    makes_calls: ClassVar[bool] = True
+    Settings: ClassVar[type[Settings]] = Settings
+
+    def __init__(self, spec: AgentSpec) -> None:
+        self.spec = spec
+        try:
+            self.settings: Any = self.Settings.model_validate(spec.settings)
+        except ValidationError as error:
+            raise TaskFault(f"agent.settings of {spec.harness}: {describe(error)}") from error
+
+    async def setup(self, runtime: Runtime) -> None:
+        return None
+
+    def run_steps(self, instruction: str) -> list[ExecInput]:
+        raise NotImplementedError
+
+    def postrun_steps(self) -> list[ExecInput]:
+        return []
+
+    async def postprocess(self, runtime: Runtime, result: ExecResult) -> None:
+        return None

@@ -25,7 +25,7 @@ from polar.harnesses import HARNESSES
 from polar.nodeapi import Cancel, Held, Lease, NodeResult, Order, PollRequest, Workers, WorkRequest
 from polar.proxy import make_engine
 from polar.records import SessionStatus, Termination
-from polar.runtimes import RUNTIMES, sweep
+from polar.runtimes import RUNTIMES, Launcher, sweep
 
 log = structlog.get_logger("polar.gateway")
 _NO_ROOM = Workers(init=0, run=0, postrun=0)
@@ -52,6 +52,7 @@ class Gateway:
         self._data = data
         self._outbox = Outbox(data / "outbox")
         self._link = ServerLink(server_url, token)
+        self._launcher = Launcher()
         self._heartbeat = heartbeat_seconds
         self._delivering: set[tuple[str, int]] = set()
         self._acked: list[str] = []
@@ -64,7 +65,7 @@ class Gateway:
         engine = await make_engine(inference.engine, inference.base_url)
         self.watch = EngineWatch(engine, self.node)
         try:
-            async with self._link, asyncio.TaskGroup() as self._tasks:
+            async with self._link, self._launcher, asyncio.TaskGroup() as self._tasks:
                 self._tasks.create_task(self.watch.watch())
                 self._tasks.create_task(self._poll_for_ever())
                 self._tasks.create_task(self._serve(ready))
@@ -200,6 +201,7 @@ class Gateway:
             stages=self.stages,
             proxy=self.watch.proxy,
             outbox=self._outbox,
+            launcher=self._launcher,
         )
         session = Session(lease, facts)
         self.sessions[key] = session

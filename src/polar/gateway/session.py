@@ -33,7 +33,7 @@ from polar.protocols import Builder, EvaluationContext, Evaluator, ExecResult, H
 from polar.proxy import Attempt, ModelProxy, RunRecord
 from polar.records import BuildResult, EvaluationResult, SessionStatus, SessionTiming, Termination, Trajectory
 from polar.requests import RuntimeSpec, TaskRequest, budgets_of
-from polar.runtimes import load_runtime, prepare
+from polar.runtimes import Launcher, load_runtime, prepare
 from polar.sessionlog import LogWriter, read
 from polar.trajectory import load_builder
 
@@ -55,6 +55,7 @@ class NodeFacts(msgspec.Struct, kw_only=True, frozen=True):
     stages: Stages
     proxy: ModelProxy
     outbox: Outbox
+    launcher: Launcher
 
 
 class Session:
@@ -162,7 +163,7 @@ class Session:
         return runtime, harness
 
     async def _sandbox(self, label: str) -> Runtime:
-        runtime: Runtime = load_runtime(self._spec, self.node.default_runtime)
+        runtime: Runtime = load_runtime(self._spec, self.node.default_runtime, self.node.launcher)
         self._runtimes.append(runtime)
         folder = self.node.sandboxes / f"{label}.{self.lease.attempt}"
         await runtime.start(Place(session_id=label, attempt=self.lease.attempt, folder=folder))

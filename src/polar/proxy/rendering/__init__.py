@@ -1,4 +1,4 @@
-"""Messages to token ids and back. Whatever a bridge gives is appended to ids that exist: context seen = context trained."""
+"""Messages to token ids and back. What a bridge gives is appended to ids that exist: context seen = context trained."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def arguments_of(text: str) -> Any:
 
 
 class Scanner:
-    """Text in pieces of any size in; out comes what may be relayed. Never more than `parse_text` puts into the message."""
+    """Text in pieces of any size in; out comes what may be relayed: never more than `parse_text` makes of it all."""
 
     def __init__(self, *, tools: bool, reasoning_open: bool, stops: Sequence[str]) -> None:
         self._tools = tools

@@ -1,0 +1,153 @@
+"""The one form between dialects and engines: messages, tools and answers in the shape of OpenAI chat.
+
+Content is always text, reasoning stands in `reasoning_content`, arguments of tool calls are JSON text. What a dialect
+cannot bring into this form is refused by name; nothing of a conversation is dropped silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from polar.protocols import Delta
+
+Message = dict[str, Any]
+Kind = type | tuple[type, ...]
+RefusalKind = Literal[
+    "bad_request", "unsupported", "unauthorized", "not_found", "context", "limit", "busy", "engine", "server"
+]
+
+
+class Refusal(Exception):
+    """A request that gets an error in its dialect's own shape."""
+
+    def __init__(self, kind: RefusalKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+
+
+class Ask(msgspec.Struct, kw_only=True):
+    """A model call as the harness asked for it. `tool_choice`: auto, none, required, or {"name": a tool's name}."""
+
+    model: str
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = "auto"
+    sampling: dict[str, Any] = {}
+    stream: bool = False
+    usage_in_stream: bool = False
+
+    @property
+    def offered(self) -> list[dict[str, Any]] | None:
+        """The tools that an answer may call."""
+        return None if self.tool_choice == "none" else self.tools
+
+
+class Opening(msgspec.Struct, kw_only=True):
+    """What is known of an answer when it starts."""
+
+    id: str
+    model: str
+    created: int
+    prompt_tokens: int = 0
+    usage_in_stream: bool = False
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """A finished answer; `finish_reason`: stop, length or tool_calls; `matched`: the stop string that ended it."""
+
+    opening: Opening
+    message: Message
+    finish_reason: str
+    matched: str | None = None
+    completion_tokens: int = 0
+
+
+class StreamEncoder(Protocol):
+    """Turns an answer into the dialect's events, in order: start, delta…, end; or error at any point."""
+
+    def start(self) -> bytes: ...
+
+    def delta(self, delta: Delta) -> bytes: ...
+
+    def end(self, answer: Answer) -> bytes: ...
+
+
+class Dialect(Protocol):
+    """A provider's API as pure functions."""
+
+    name: str
+    keep_alive: bytes
+
+    def parse(self, body: dict[str, Any]) -> Ask:
+        """Raises Refusal bad_request or unsupported, naming the field."""
+        ...
+
+    def whole(self, answer: Answer) -> dict[str, Any]: ...
+
+    def encoder(self, opening: Opening) -> StreamEncoder: ...
+
+    def error(self, refusal: Refusal) -> tuple[int, dict[str, Any]]:
+        """HTTP status and body."""
+        ...
+
+    def error_event(self, refusal: Refusal) -> bytes:
+        """What ends a stream that cannot go on."""
+        ...
+
+
+def field(body: Mapping[str, Any], name: str, kind: Kind, default: Any = None) -> Any:
+    """`body[name]`, which may be absent or null. Raises Refusal naming the field."""
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        expected = " or ".join(item.__name__ for item in (kind if isinstance(kind, tuple) else (kind,)))
+        raise Refusal("bad_request", f"{name}: expected {expected}, got {type(value).__name__}")
+    return value
+
+
+def needed(body: Mapping[str, Any], name: str, kind: Kind) -> Any:
+    value = field(body, name, kind)
+    if value is None:
+        raise Refusal("bad_request", f"{name}: field is required")
+    return value
+
+
+def objects(body: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """A list of objects; [] where it is absent."""
+    items = field(body, name, list, [])
+    if not all(isinstance(item, dict) for item in items):
+        raise Refusal("bad_request", f"{name}: every item must be an object")
+    return items
+
+
+def picked(body: Mapping[str, Any], names: Mapping[str, tuple[str, Kind]]) -> dict[str, Any]:
+    """Sampling settings that are there, under their canonical names: {theirs: (ours, kind)}."""
+    found = {ours: field(body, theirs, kind) for theirs, (ours, kind) in names.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def joined_text(content: Any, where: str, read: Callable[[dict[str, Any]], str]) -> str:
+    """Text of a string or a list of blocks; `read` gives a block's text or refuses it."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise Refusal("bad_request", f"{where}: expected a string or a list of blocks")
+    return "\n".join(read(block) for block in content)
+
+
+def text_block(block: Mapping[str, Any]) -> str:
+    if block.get("type") not in ("text", "input_text", "output_text", "refusal"):
+        raise Refusal("unsupported", f"content of type {block.get('type')!r} is not supported: this model takes text")
+    return str(block.get("refusal" if block["type"] == "refusal" else "text") or "")
+
+
+def function_tool(name: str, description: Any, parameters: Any) -> dict[str, Any]:
+    function = {"name": name, "description": description or "", "parameters": parameters or {"type": "object"}}
+    return {"type": "function", "function": function}

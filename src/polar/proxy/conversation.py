@@ -1,0 +1,223 @@
+"""Which tokens a turn continues. A call that goes on from an earlier answer continues the ids that were sampled for it.
+
+An attempt's messages form a tree of digests: no text is kept, and no history is copied a turn. Only changed content
+makes another branch. What the wire changes without changing the conversation does not: digests are of canonical
+messages, and leave out spaces around an answer, reasoning that is merely absent, and the spelling of tool arguments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from polar.protocols import Rendering
+from polar.proxy.canonical import Message
+from polar.records import IDS
+from polar.sessionlog import Prompt
+
+Tools = list[dict[str, Any]] | None
+Source = Literal["continued", "rendered", "engine"]
+
+
+class Place(msgspec.Struct, kw_only=True):
+    """Where a request's messages stand among what is known.
+
+    `chain`: a digest after each message. `expected`: the call whose answer they continue, which with its prompt is
+    their first `expected_count`. `base`: the call that shares the longest start with them, `keep` messages.
+    """
+
+    chain: list[bytes]
+    tools_digest: bytes
+    expected: int | None = None
+    expected_count: int = 0
+    base: int | None = None
+    keep: int = 0
+
+
+class Plan(msgspec.Struct, kw_only=True):
+    """Prompt ids [n] made from messages. `why`: the reason of a rendering though an earlier call is continued."""
+
+    ids: np.ndarray
+    source: Source
+    why: str | None = None
+
+
+class _Known(msgspec.Struct, kw_only=True):
+    base: int | None
+    keep: int
+    own: np.ndarray
+    prompt_length: int
+    sampled: np.ndarray
+    delivered: bool = False
+    reasoning: str = ""
+    reasoned: bool = False
+    """it or what it continues has reasoning"""
+
+
+class Conversation:
+    def __init__(self, rendering: Rendering | None, reasoning: str = "keep") -> None:
+        self._rendering = rendering
+        self._policy = reasoning
+        self._known: dict[int, _Known] = {}
+        self._nodes: dict[bytes, tuple[int, int]] = {}
+        self._answers: dict[bytes, list[int]] = {}
+        self._tools: dict[bytes, int] = {}
+
+    def place(self, messages: list[Message], tools: Tools) -> Place:
+        tools_digest = _hash(msgspec.json.encode(tools, order="deterministic"))
+        chain, at = [], tools_digest
+        for message in messages:
+            at = _hash(at + digest(message))
+            chain.append(at)
+        place = Place(chain=chain, tools_digest=tools_digest)
+        place.base, place.keep = next((self._nodes[at] for at in reversed(chain) if at in self._nodes), (None, 0))
+        for count in range(self._intact(messages, chain), 0, -1):
+            if calls := self._continuable(messages[count - 1], chain[count - 1]):
+                place.expected = max(calls, key=lambda number: (self._known[number].delivered, number))
+                place.expected_count = count
+                break
+        return place
+
+    def plan(self, place: Place, messages: list[Message], tools: Tools) -> Plan:
+        """Only for engines that take ids. Raises TaskFault `template`. May run in a thread."""
+        assert self._rendering is not None, "an engine that takes ids has a rendering"
+        why = None
+        if place.expected is not None:
+            new = messages[place.expected_count :]
+            why = self._reason_to_render(place.expected, new)
+            if why is None:
+                sequence = self.sequence(place.expected)
+                added = self._rendering.bridge(sequence, new, tools)
+                if added is not None:
+                    return Plan(ids=np.concatenate([sequence, added]), source="continued")
+                why = "no_bridge"
+        return Plan(ids=self._rendering.render(messages, tools), source="rendered", why=why)
+
+    def opened(self, number: int, place: Place) -> None:
+        for count, at in enumerate(place.chain, 1):
+            self._nodes.setdefault(at, (number, count))
+        self._tools.setdefault(place.tools_digest, number)
+
+    def tools_from(self, place: Place) -> int | None:
+        """An earlier call with the same tools."""
+        return self._tools.get(place.tools_digest)
+
+    def prompt(self, number: int, place: Place, plan: Plan) -> Prompt:
+        """Remembers the call's prompt, and gives its record: `keep` is as long as the earlier calls allow."""
+        base, keep = self._longest_shared(place, plan)
+        own = plan.ids[keep:].astype(IDS)
+        continued = self._known.get(base) if base is not None and plan.source == "continued" else None
+        self._known[number] = _Known(
+            base=base,
+            keep=keep,
+            own=own,
+            prompt_length=len(plan.ids),
+            sampled=np.empty(0, IDS),
+            reasoned=continued is not None and continued.reasoned,
+        )
+        return Prompt(
+            call=number, base=base, keep=keep, ids=own, source=plan.source, why=plan.why, expected=place.expected
+        )
+
+    def sampled(self, number: int, ids: np.ndarray) -> None:
+        """All that was sampled for the call so far."""
+        if number in self._known:
+            self._known[number].sampled = ids
+
+    def answered(self, number: int, place: Place, message: Message) -> None:
+        """From now on messages that repeat this answer continue the call."""
+        known = self._known.get(number)
+        if known is None:
+            return
+        known.reasoning = _plain(message.get("reasoning_content"))
+        known.reasoned = known.reasoned or bool(known.reasoning)
+        at = _hash(place.chain[-1] + digest(message))
+        self._nodes.setdefault(at, (number, len(place.chain) + 1))
+        self._answers.setdefault(at, []).append(number)
+
+    def delivered(self, number: int) -> None:
+        if number in self._known:
+            self._known[number].delivered = True
+
+    def sequence(self, number: int) -> np.ndarray:
+        """Prompt and sampled ids of a call; linear in their number."""
+        known = self._known[number]
+        length = known.prompt_length + len(known.sampled)
+        parts: list[np.ndarray] = []
+        while length:
+            whole = np.concatenate([known.own, known.sampled])
+            if length > known.keep:
+                parts.append(whole[: length - known.keep])
+                length = known.keep
+            if length:
+                assert known.base is not None, "only a call with a base keeps ids"
+                known = self._known[known.base]
+        return np.concatenate([np.empty(0, IDS), *reversed(parts)])
+
+    def _intact(self, messages: list[Message], chain: list[bytes]) -> int:
+        """How many messages stand before the first answer whose reasoning was edited."""
+        for count, (message, at) in enumerate(zip(messages, chain, strict=True)):
+            if self._answers.get(at) and not self._continuable(message, at):
+                return count
+        return len(messages)
+
+    def _continuable(self, message: Message, at: bytes) -> list[int]:
+        calls = self._answers.get(at, [])
+        given = _plain(message.get("reasoning_content"))
+        return [number for number in calls if not given or self._known[number].reasoning == given]
+
+    def _reason_to_render(self, expected: int, new: list[Message]) -> str | None:
+        if self._policy == "keep" or not self._known[expected].reasoned:
+            return None
+        in_cycle = self._policy == "tool_cycle" and all(message["role"] == "tool" for message in new)
+        return None if in_cycle else "reasoning"
+
+    def _longest_shared(self, place: Place, plan: Plan) -> tuple[int | None, int]:
+        best: tuple[int | None, int] = (None, 0)
+        for number in dict.fromkeys((place.expected, place.base)):
+            if number is None or number not in self._known:
+                continue
+            sequence = self.sequence(number)
+            keep = len(sequence) if plan.source == "continued" else _common(sequence, plan.ids)
+            if keep > best[1]:
+                best = (number, keep)
+            if plan.source == "continued":
+                break
+        return best
+
+
+def digest(message: Message) -> bytes:
+    """Equal for messages that say the same, however they are spelt."""
+    content = message.get("content") or ""
+    calls = [
+        [call.get("id") or "", call["function"]["name"], _spelling_free(call["function"]["arguments"])]
+        for call in message.get("tool_calls") or []
+    ]
+    said = content.strip() if message["role"] == "assistant" else content
+    return _hash(msgspec.json.encode([message["role"], said, calls, message.get("tool_call_id") or ""]))
+
+
+def _spelling_free(arguments: Any) -> Any:
+    try:
+        value = json.loads(arguments) if isinstance(arguments, str) else arguments
+        return json.dumps(value, sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        return arguments.strip()
+
+
+def _plain(text: str | None) -> str:
+    return (text or "").strip()
+
+
+def _hash(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _common(a: np.ndarray, b: np.ndarray) -> int:
+    length = min(len(a), len(b))
+    differs = np.flatnonzero(a[:length] != b[:length])
+    return int(differs[0]) if len(differs) else length

@@ -1,0 +1,180 @@
+"""OpenAI chat completions: requests to the canonical form, answers back, whole and streamed to the same message."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from polar.protocols import Delta
+from polar.proxy.canonical import (
+    Answer,
+    Ask,
+    Kind,
+    Message,
+    Opening,
+    Refusal,
+    field,
+    function_tool,
+    joined_text,
+    needed,
+    objects,
+    picked,
+    text_block,
+)
+
+_NUMBER = (int, float)
+_SAMPLING: dict[str, tuple[str, Kind]] = {
+    "temperature": ("temperature", _NUMBER),
+    "top_p": ("top_p", _NUMBER),
+    "top_k": ("top_k", int),
+    "min_p": ("min_p", _NUMBER),
+    "max_tokens": ("max_tokens", int),
+    "max_completion_tokens": ("max_tokens", int),
+    "stop": ("stop", (str, list)),
+    "stop_token_ids": ("stop_token_ids", list),
+    "seed": ("seed", int),
+    "frequency_penalty": ("frequency_penalty", _NUMBER),
+    "presence_penalty": ("presence_penalty", _NUMBER),
+}
+_STATUS = {
+    "bad_request": (400, "invalid_request_error", None),
+    "unsupported": (400, "invalid_request_error", "unsupported_value"),
+    "unauthorized": (401, "invalid_request_error", "invalid_api_key"),
+    "not_found": (404, "invalid_request_error", "not_found"),
+    "context": (400, "invalid_request_error", "context_length_exceeded"),
+    "limit": (403, "permission_error", "session_limit"),
+    "busy": (429, "rate_limit_error", "concurrent_calls"),
+    "engine": (502, "server_error", "engine_error"),
+    "server": (500, "server_error", "internal_error"),
+}
+
+
+class OpenAIChat:
+    name = "openai_chat"
+    keep_alive = b": keep-alive\n\n"
+
+    def parse(self, body: dict[str, Any]) -> Ask:
+        if field(body, "n", int, 1) != 1:
+            raise Refusal("unsupported", "n: one answer a request; send more requests instead")
+        form = field(body, "response_format", dict, {}).get("type", "text")
+        if form != "text":
+            raise Refusal("unsupported", f"response_format: {form!r} is not supported")
+        messages = [_message(message, f"messages.{at}") for at, message in enumerate(objects(body, "messages"))]
+        if not messages:
+            raise Refusal("bad_request", "messages: at least one message is required")
+        return Ask(
+            model=needed(body, "model", str),
+            messages=messages,
+            tools=[_tool(tool, f"tools.{at}") for at, tool in enumerate(objects(body, "tools"))] or None,
+            tool_choice=_tool_choice(field(body, "tool_choice", (str, dict), "auto")),
+            sampling=picked(body, _SAMPLING),
+            stream=field(body, "stream", bool, False),
+            usage_in_stream=bool(field(body, "stream_options", dict, {}).get("include_usage")),
+        )
+
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        message = {"role": "assistant", "content": answer.message["content"] or None, "refusal": None}
+        if reasoning := answer.message.get("reasoning_content"):
+            message["reasoning_content"] = reasoning
+        if calls := answer.message.get("tool_calls"):
+            message["tool_calls"] = calls
+        elif message["content"] is None:
+            message["content"] = ""
+        choice = {"index": 0, "message": message, "finish_reason": answer.finish_reason, "logprobs": None}
+        return _frame(answer.opening, "chat.completion") | {"choices": [choice], "usage": _usage(answer)}
+
+    def encoder(self, opening: Opening) -> _Encoder:
+        return _Encoder(opening)
+
+    def error(self, refusal: Refusal) -> tuple[int, dict[str, Any]]:
+        status, kind, code = _STATUS[refusal.kind]
+        return status, {"error": {"message": refusal.message, "type": kind, "param": None, "code": code}}
+
+    def error_event(self, refusal: Refusal) -> bytes:
+        return _event(self.error(refusal)[1])
+
+
+class _Encoder:
+    def __init__(self, opening: Opening) -> None:
+        self._opening = opening
+        self._frame = _frame(opening, "chat.completion.chunk")
+        self._calls = 0
+
+    def start(self) -> bytes:
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def delta(self, delta: Delta) -> bytes:
+        if delta.kind == "reasoning":
+            return self._chunk({"reasoning_content": delta.text})
+        if delta.kind == "text":
+            return self._chunk({"content": delta.text})
+        self._calls += 1
+        return self._chunk({"tool_calls": [{"index": self._calls - 1, **(delta.call or {})}]})
+
+    def end(self, answer: Answer) -> bytes:
+        last = self._chunk({}, answer.finish_reason)
+        if self._opening.usage_in_stream:
+            last += _event(self._frame | {"choices": [], "usage": _usage(answer)})
+        return last + b"data: [DONE]\n\n"
+
+    def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        return _event(self._frame | {"choices": [choice]})
+
+
+def _event(document: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _frame(opening: Opening, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{opening.id}", "object": kind, "created": opening.created, "model": opening.model}
+
+
+def _usage(answer: Answer) -> dict[str, int]:
+    prompt, completion = answer.opening.prompt_tokens, answer.completion_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def _message(message: dict[str, Any], where: str) -> Message:
+    role = message.get("role")
+    content = joined_text(message.get("content"), f"{where}.content", text_block)
+    if role in ("system", "developer"):
+        return {"role": "system", "content": content}
+    if role == "user":
+        return {"role": "user", "content": content}
+    if role == "tool":
+        return {"role": "tool", "content": content, "tool_call_id": field(message, "tool_call_id", str, "")}
+    if role != "assistant":
+        raise Refusal("bad_request", f"{where}.role: {role!r} is not a role")
+    answer: Message = {"role": "assistant", "content": content}
+    if reasoning := field(message, "reasoning_content", str) or field(message, "reasoning", str):
+        answer["reasoning_content"] = reasoning
+    if calls := objects(message, "tool_calls"):
+        answer["tool_calls"] = [_call(call, f"{where}.tool_calls") for call in calls]
+    return answer
+
+
+def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
+    function = needed(call, "function", dict)
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        arguments = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
+    if not isinstance(function.get("name"), str):
+        raise Refusal("bad_request", f"{where}.function.name: field is required")
+    named = {"name": function["name"], "arguments": arguments}
+    return {"id": field(call, "id", str, ""), "type": "function", "function": named}
+
+
+def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise Refusal("unsupported", f"{where}: tools of type {tool.get('type')!r} are not supported")
+    function = needed(tool, "function", dict)
+    return function_tool(needed(function, "name", str), function.get("description"), function.get("parameters"))
+
+
+def _tool_choice(choice: Any) -> Any:
+    if isinstance(choice, dict):
+        return {"name": field(choice, "function", dict, {}).get("name")}
+    if choice not in ("auto", "none", "required"):
+        raise Refusal("bad_request", f"tool_choice: {choice!r} is not a choice")
+    return choice

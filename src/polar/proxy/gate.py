@@ -1,0 +1,80 @@
+"""The pause: while it is on, no new engine call starts; it drains the running ones or cuts them short."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+
+
+class Gate:
+    def __init__(self) -> None:
+        self._open = asyncio.Event()
+        self._open.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._running: set[asyncio.Task[Any]] = set()
+        self._cut: set[asyncio.Task[Any]] = set()
+        self._paused_at: float | None = None
+        self._paused_before = 0.0
+
+    @property
+    def paused(self) -> bool:
+        return self._paused_at is not None
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def paused_seconds(self) -> float:
+        now = 0.0 if self._paused_at is None else time.monotonic() - self._paused_at
+        return self._paused_before + now
+
+    async def run(self, step: Coroutine[Any, Any, T]) -> T | None:
+        """Waits while paused, then runs `step`; None when a pause cut it short. Cancelling cancels the step."""
+        try:
+            await self._open.wait()
+        except asyncio.CancelledError:
+            step.close()
+            raise
+        task = asyncio.ensure_future(step)
+        self._running.add(task)
+        self._idle.clear()
+        try:
+            await asyncio.wait({task})
+            return None if task.cancelled() and task in self._cut else task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+            self._running.discard(task)
+            self._cut.discard(task)
+            if not self._running:
+                self._idle.set()
+
+    async def pause(self, mode: Literal["drain", "abort"], timeout_seconds: float) -> bool:
+        """True when nothing runs any more; else it has resumed by itself."""
+        if self._paused_at is None:
+            self._paused_at = time.monotonic()
+            self._open.clear()
+        if mode == "abort":
+            self._cut |= self._running
+            for task in self._running:
+                task.cancel()
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            self.resume()
+            return False
+        return self.paused
+
+    def resume(self) -> None:
+        if self._paused_at is not None:
+            self._paused_before += time.monotonic() - self._paused_at
+            self._paused_at = None
+            self._open.set()

@@ -1,0 +1,182 @@
+"""The proxy's HTTP side. Whoever calls is an attempt that is open, or gets 401 in the dialect's own shape.
+
+Delivered means: the terminal event, or the whole body, was handed to the socket without error. What a client does after
+that does not matter; what it does before (hang up) leaves the call alive for the session's grace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from polar.errors import PolarError
+from polar.proxy.call import HEAVY_BYTES, Call
+from polar.proxy.canonical import Ask, Dialect, Refusal
+from polar.proxy.dialects import COUNTERS, DIALECTS, dialect_of
+from polar.proxy.session import Session
+
+BODY_BYTES = 256 << 20
+_KEEP_ALIVE_SECONDS = 10.0
+_STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+# Both official SDKs obey it: a session that has ended or met its limit is not asked again.
+_FINAL = {"x-should-retry": "false"}
+
+Find = Callable[[str | None], Session | None]
+"""The session that a key names, given the listener it came in by; None for a key that names none."""
+
+
+def make_app(find: Find, model: str, routes: list[web.RouteDef] | None = None) -> web.Application:
+    """An app with the proxy's routes, and `routes` before them."""
+    app = web.Application(client_max_size=BODY_BYTES)
+    app.add_routes(routes or [])
+    app.router.add_route("*", "/{path:.*}", _Routes(find, model).handle)
+    return app
+
+
+class _Routes:
+    def __init__(self, find: Find, model: str) -> None:
+        self._find = find
+        self._model = model
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        key, path = _key_and_path(request)
+        dialect = dialect_of(path, request.headers)
+        try:
+            if path == "/" and request.method in ("GET", "HEAD"):
+                return web.Response(text="polar model proxy\n")
+            session = self._find(key)
+            if session is None:
+                raise Refusal("unauthorized", "unknown or ended session key")
+            return await self._route(request, session, path, dialect)
+        except Refusal as refusal:
+            return _refused(dialect, refusal)
+
+    async def _route(self, request: web.Request, session: Session, path: str, dialect: Dialect) -> web.StreamResponse:
+        if path == "/v1/models" and request.method == "GET":
+            return _json(_models(self._model))
+        counts = path in COUNTERS
+        if request.method != "POST" or not (counts or path in DIALECTS):
+            raise Refusal("not_found", f"no such route: {request.method} {path}")
+        raw = await request.read()
+        try:
+            ask = await _parse(dialect, raw)
+            if counts:
+                return _json({"input_tokens": await _count(session, ask, len(raw))})
+            repeat = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+            call = session.call(dialect.name, raw, ask, repeat=repeat)
+        except Refusal as refusal:
+            session.refuse(dialect.name, refusal)
+            raise
+        with session.following(call):
+            answer = _stream if ask.stream else _whole
+            return await answer(request, dialect, call)
+
+
+async def _whole(request: web.Request, dialect: Dialect, call: Call) -> web.StreamResponse:
+    while not call.over:
+        await call.news(len(call.deltas), _KEEP_ALIVE_SECONDS)
+    if call.answer is None:
+        assert call.failure is not None, "a call that is over has an answer or a failure"
+        raise call.failure
+    response = _json(dialect.whole(call.answer))
+    await response.prepare(request)
+    await response.write_eof()
+    call.deliver()
+    return response
+
+
+async def _stream(request: web.Request, dialect: Dialect, call: Call) -> web.StreamResponse:
+    deltas = await call.news(0, _KEEP_ALIVE_SECONDS)
+    if call.failure is not None and not deltas:
+        raise call.failure
+    response = web.StreamResponse(headers=_STREAM_HEADERS)
+    await response.prepare(request)
+    encoder, started, seen = dialect.encoder(call.opening), False, 0
+    while True:
+        data = b"" if started or not (deltas or call.answer) else encoder.start()
+        started = started or bool(data)
+        data += b"".join(encoder.delta(delta) for delta in deltas)
+        seen += len(deltas)
+        if call.over and seen == len(call.deltas):
+            break
+        await response.write(data or dialect.keep_alive)
+        deltas = await call.news(seen, _KEEP_ALIVE_SECONDS)
+    if call.answer is None:
+        assert call.failure is not None, "a call that is over has an answer or a failure"
+        await response.write(data + dialect.error_event(call.failure))
+        await response.write_eof()
+        return response
+    await response.write(data + encoder.end(call.answer))
+    call.deliver()
+    await response.write_eof()
+    return response
+
+
+async def _parse(dialect: Dialect, raw: bytes) -> Ask:
+    if len(raw) > HEAVY_BYTES:
+        return await asyncio.to_thread(_read, dialect, raw)
+    return _read(dialect, raw)
+
+
+def _read(dialect: Dialect, raw: bytes) -> Ask:
+    body = _document(raw)
+    if not isinstance(body, dict):
+        raise Refusal("bad_request", "the body must be a JSON object")
+    return dialect.parse(body)
+
+
+def _document(raw: bytes) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError as first:
+        # Harnesses cut text in the middle of a surrogate pair; what is left of it becomes a question mark.
+        try:
+            return msgspec.json.decode(json.dumps(json.loads(raw), ensure_ascii=False).encode(errors="replace"))
+        except ValueError:
+            raise Refusal("bad_request", f"the body is not JSON: {first}") from first
+
+
+async def _count(session: Session, ask: Ask, size: int) -> int:
+    if session.rendering is None:
+        raise Refusal("unsupported", "this engine renders its prompts itself: tokens cannot be counted before")
+    try:
+        if size > HEAVY_BYTES:
+            return len(await asyncio.to_thread(session.rendering.render, ask.messages, ask.tools))
+        return len(session.rendering.render(ask.messages, ask.tools))
+    except PolarError as fault:
+        raise Refusal("bad_request", fault.message) from fault
+
+
+def _refused(dialect: Dialect, refusal: Refusal) -> web.Response:
+    status, body = dialect.error(refusal)
+    final = refusal.kind not in ("busy", "server")
+    return web.json_response(body, status=status, headers=_FINAL if final else None)
+
+
+def _json(document: dict[str, Any]) -> web.Response:
+    return web.Response(body=msgspec.json.encode(document), content_type="application/json")
+
+
+def _models(model: str) -> dict[str, Any]:
+    created = int(time.time())
+    names = (model, f"{model}-aux")
+    data = [{"id": name, "object": "model", "type": "model", "created": created, "owned_by": "polar"} for name in names]
+    return {"object": "list", "data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
+
+
+def _key_and_path(request: web.Request) -> tuple[str | None, str]:
+    """The key from the path (/s/KEY/…) or a header, and the path without it."""
+    path = request.path
+    if path.startswith("/s/"):
+        key, _, rest = path[3:].partition("/")
+        return key, f"/{rest}"
+    headers = request.headers
+    scheme, _, bearer = headers.get("Authorization", "").partition(" ")
+    key = bearer.strip() if scheme.lower() == "bearer" else ""
+    return key or headers.get("x-api-key") or headers.get("x-goog-api-key"), path

@@ -9,7 +9,7 @@ ARGS ?=
 
 .PHONY: demo test test-slow lint clean
 
-demo: $(VENV)/demo.stamp
+demo: $(VENV)/demo.stamp $(if $(findstring mini_swe_agent,$(ARGS)),$(VENV)/mini.stamp)
 	$(BIN)/polar demo $(ARGS)
 
 test: $(VENV)/dev.stamp lint
@@ -36,6 +36,10 @@ $(VENV)/torch.stamp: $(VENV)/python.stamp
 
 $(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml
 	$(BIN)/pip install -q -e '.[demo]'
+	touch $@
+
+$(VENV)/mini.stamp: $(VENV)/demo.stamp
+	$(BIN)/pip install -q -e '.[demo,mini]'
 	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/torch.stamp pyproject.toml

@@ -1,4 +1,4 @@
-"""What evaluators share: a config that is refused by name when wrong, and a command in the sandbox that ends in time."""
+"""What evaluators share: a config refused by name when wrong, and a command in the sandbox that ends in time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What most harnesses share: nothing to set up, nothing afterwards, and settings that are refused by name when wrong."""
+"""What most harnesses share: nothing to set up, nothing afterwards, and settings refused by name when wrong."""
 
 from __future__ import annotations
 

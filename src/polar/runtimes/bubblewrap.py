@@ -15,12 +15,12 @@ from polar.errors import SandboxFault, TaskFault
 from polar.protocols import Place
 from polar.requests import RuntimeSpec
 from polar.runtimes import folders
-from polar.runtimes.availability import explain, unavailable_bubblewrap
+from polar.runtimes.availability import MISSING, explain
 from polar.runtimes.served import Served
 
 SESSION_DIR, WORKDIR = "/session", "/workspace"
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_ETC_FILES = ("ld.so.cache", "localtime", "locale.conf", "mime.types", "nsswitch.conf", "os-release", "protocols", "services")
+_ETC_FILES = ("ld.so.cache", "localtime", "mime.types", "nsswitch.conf", "os-release", "protocols", "services")
 _ETC_FOLDERS = ("alternatives", "ssl", "pki", "fonts", "java-17-openjdk")
 _USER_FILES = {
     "passwd": "root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000:agent:/session:/bin/sh\n",
@@ -39,15 +39,17 @@ class Bubblewrap(Served):
         self.env = self._environment()
 
     async def start(self, place: Place) -> None:
-        self._folder = folder = place.folder.absolute()
-        program = shutil.which("bwrap")
-        if program is None:
-            raise SandboxFault(unavailable_bubblewrap() or "bwrap is missing", name="sandbox_start")
-        folders.make(folder, "workspace", "tmp", "etc")
         try:
-            await self._launch(place, [program, *self._namespaces(), *self._view(folder)])
+            await super().start(place)
         except SandboxFault as fault:
             raise SandboxFault(explain(fault.message), name="sandbox_start") from fault
+
+    def _make(self, folder: Path) -> list[str]:
+        program = shutil.which("bwrap")
+        if program is None:
+            raise SandboxFault(MISSING, name="sandbox_start")
+        folders.make(folder, "workspace", "tmp", "etc")
+        return [program, *self._namespaces(), *self._view(folder)]
 
     def _namespaces(self) -> list[str]:
         own = ["user", "ipc", "uts", "pid"] + ([] if self._online else ["net"])
@@ -60,7 +62,19 @@ class Bubblewrap(Served):
 
     def _view(self, folder: Path) -> list[str]:
         root = self._image_view(Path(self.spec.image)) if self.spec.image else self._host_view(folder)
-        own = ["--proc", "/proc", "--dev", "/dev", "--bind", str(folder / "tmp"), "/tmp", "--tmpfs", "/run"]
+        own = [
+            "--proc",
+            "/proc",
+            "--dev",
+            "/dev",
+            "--bind",
+            str(folder / "tmp"),
+            "/tmp",
+            "--size",
+            str(64 << 20),
+            "--tmpfs",
+            "/run",
+        ]
         places = [(folder / "session", SESSION_DIR), (folder / "workspace", self.workdir)]
         binds = [part for source, target in places for part in ("--bind", str(source), target)]
         extra = [part for path in self.options.bind for part in ("--ro-bind", path, path)]

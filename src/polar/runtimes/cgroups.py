@@ -77,7 +77,7 @@ def _prefix(root: Path) -> str:
 
 
 def bases() -> dict[str, Path]:
-    """This process's own group in each hierarchy that has the controllers: {"v2": …} or a v1 controller each."""
+    """Where groups are made in each hierarchy that has the controllers: {"v2": …} or a v1 controller each."""
     found: dict[str, Path] = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, names, path = line.split(":", 2)
@@ -85,30 +85,31 @@ def bases() -> dict[str, Path]:
             mount = _ROOT if name == "v2" else _ROOT / name
             group = mount / path.lstrip("/")
             found[name] = group if group.is_dir() else mount
-    if "v2" in found and "memory" not in _controllers(found["v2"]):
-        del found["v2"]
-    return {"v2": found["v2"]} if "v2" in found else found
+    unified = found.pop("v2", None)
+    delegated = _delegated(unified) if unified else None
+    return found if delegated is None else {"v2": delegated}
 
 
-def _controllers(group: Path) -> list[str]:
-    file = group / "cgroup.subtree_control"
-    return file.read_text().split() if file.is_file() else []
+def _delegated(group: Path) -> Path | None:
+    """In v2 a group with processes has no controllers to hand down, so ours stand beside it, below its parent."""
+    for base in (group, group.parent):
+        file = base / "cgroup.subtree_control"
+        if file.is_file() and {"memory", "pids"} <= set(file.read_text().split()):
+            return base
+    return None
 
 
 def _settings(controller: str, limits: Limits) -> dict[str, str]:
-    memory = {} if limits.memory is None else {"memory": str(limits.memory)}
-    pids = {} if limits.pids is None else {"pids.max": str(limits.pids)}
-    quota = None if limits.cpus is None else str(max(1000, int(limits.cpus * _PERIOD)))
-    match controller:
-        case "memory":
-            return {"memory.limit_in_bytes": value for value in memory.values()}
-        case "pids":
-            return pids
-        case "cpu":
-            return {} if quota is None else {"cpu.cfs_period_us": str(_PERIOD), "cpu.cfs_quota_us": quota}
-        case _:
-            cpu = {} if quota is None else {"cpu.max": f"{quota} {_PERIOD}"}
-            return {"memory.max": value for value in memory.values()} | pids | cpu
+    """{file: what to write} of one controller's group."""
+    memory, pids = str(limits.memory or ""), str(limits.pids or "")
+    quota = "" if limits.cpus is None else str(max(1000, int(limits.cpus * _PERIOD)))
+    files = {
+        "memory": {"memory.limit_in_bytes": memory},
+        "pids": {"pids.max": pids},
+        "cpu": {"cpu.cfs_quota_us": quota},
+        "v2": {"memory.max": memory, "pids.max": pids, "cpu.max": quota and f"{quota} {_PERIOD}"},
+    }
+    return {file: value for file, value in files[controller].items() if value}
 
 
 def _counted(group: Path) -> int:

@@ -45,14 +45,12 @@ class Channel:
     async def send(self, op: str, *fds: int, **fields: Any) -> tuple[int, asyncio.Future[Answer]]:
         """The request's id and the future of its answer (an OSError when it failed in the sandbox)."""
         request_id = next(self._ids)
-        data = pack({"op": op, "id": request_id, "fds": len(fds), **fields})
         async with self._sending:
             if not self._open:
                 raise _lost()
             answer = self._waiting[request_id] = self._loop.create_future()
             try:
-                sent = socket.send_fds(self._socket, [data], list(fds)) if fds else 0
-                await self._loop.sock_sendall(self._socket, data[sent:])
+                await post(self._socket, {"op": op, "id": request_id, **fields}, fds)
             except OSError as error:
                 raise _lost() from error
         return request_id, answer
@@ -65,8 +63,9 @@ class Channel:
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
-        for future in (*self._waiting.values(), self._ready):
+        for future in self._waiting.values():
             _fail(future, _lost())
+        _fail(self._ready, _lost())
         self._waiting.clear()
 
     async def ended(self, *, kill: bool) -> None:
@@ -76,10 +75,10 @@ class Channel:
             return
         pidfd, self._pidfd = self._pidfd, -1
         over = asyncio.Event()
+        self._loop.add_reader(pidfd, over.set)
         try:
             if kill:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            self._loop.add_reader(pidfd, over.set)
             await over.wait()
         except ProcessLookupError:
             return
@@ -127,6 +126,28 @@ class Channel:
             _fail(future, OSError(message["errno"], message["error"]))
         else:
             future.set_result((message, fds))
+
+
+async def post(sock: socket.socket, message: Message, fds: tuple[int, ...]) -> None:
+    """Sends one whole message on a socket that does not block; callers take turns. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    data = pack(message | {"fds": len(fds)})
+    sent = 0
+    while fds and not sent:
+        try:
+            sent = socket.send_fds(sock, [data], list(fds))
+        except BlockingIOError:
+            await _writable(loop, sock)
+    await loop.sock_sendall(sock, data[sent:])
+
+
+async def _writable(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+    room = asyncio.Event()
+    loop.add_writer(sock, room.set)
+    try:
+        await room.wait()
+    finally:
+        loop.remove_writer(sock)
 
 
 def _lost() -> SandboxFault:

@@ -6,7 +6,6 @@ The process behind it ends with its owner, however the owner ends, and so does e
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import subprocess
 import sys
@@ -14,10 +13,9 @@ from pathlib import Path
 from types import TracebackType
 
 from polar.errors import SandboxFault
-from polar.runtimes.channel import Channel
-from polar.runtimes.inside.framing import pack
+from polar.runtimes.channel import Channel, post
 
-# The package's own __init__ needs site-packages, which the launcher does not read: it starts ten times faster so.
+# The package's own __init__ needs site-packages; without them the process starts five times faster.
 _BOOT = """
 import sys, types
 for name in ("polar", "polar.runtimes"):
@@ -34,6 +32,7 @@ class Launcher:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
+        self._sending = asyncio.Lock()
 
     async def __aenter__(self) -> Launcher:
         return self
@@ -47,34 +46,31 @@ class Launcher:
         """The channel to a new server: `argv` of bubblewrap, or None for no namespaces.
         Raises SandboxFault `sandbox_start` with what bubblewrap said."""
         ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                await self._request({"argv": argv, "fds": 1}, theirs)
-        except OSError as error:
-            ours.close()
-            raise SandboxFault(f"the sandbox launcher is gone: {error}", name="sandbox_start") from error
         channel = Channel(ours)
         try:
+            with theirs:
+                await self._request(argv, theirs)
             await channel.ready()
+        except OSError as error:
+            channel.close()
+            raise SandboxFault(f"the sandbox launcher is gone: {error}", name="sandbox_start") from error
         except BaseException:
             await channel.ended(kill=True)
             raise
         return channel
 
-    async def _request(self, message: dict[str, object], control: socket.socket) -> None:
-        if self._process is None or self._process.poll() is not None or self._requests is None:
-            self._start()
-        assert self._requests is not None
-        data = pack(message)
-        sent = socket.send_fds(self._requests, [data], [control.fileno()])
-        await asyncio.get_running_loop().sock_sendall(self._requests, data[sent:])
+    async def _request(self, argv: list[str] | None, control: socket.socket) -> None:
+        async with self._sending:
+            if self._process is None or self._process.poll() is not None:
+                self._requests = self._start()
+            assert self._requests is not None, "started with the process"
+            await post(self._requests, {"argv": argv}, (control.fileno(),))
 
-    def _start(self) -> None:
+    def _start(self) -> socket.socket:
         if self._requests is not None:
             self._requests.close()
-        self._requests, theirs = socket.socketpair()
-        self._requests.setblocking(False)
-        os.set_inheritable(theirs.fileno(), True)
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _BOOT, str(Path(__file__).parent), str(theirs.fileno())],
@@ -82,8 +78,10 @@ class Launcher:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env={},
+                cwd="/",
                 start_new_session=True,
             )
+        return ours
 
     async def close(self) -> None:
         """Ends the process; sandboxes that still run end only with their own channel."""

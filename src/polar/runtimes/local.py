@@ -5,22 +5,21 @@ Still: a clean environment, a folder of their own, limits, and none of them outl
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
-from polar.protocols import Place
 from polar.runtimes import folders
 from polar.runtimes.served import Served
 
 
 class Local(Served):
+    """`session_dir` and `env` are known once it has started."""
+
     unsafe: ClassVar[bool] = True
     owns_processes: ClassVar[bool] = False
 
-    async def start(self, place: Place) -> None:
-        folder = place.folder.absolute()
-        self._folder = folder
+    def _make(self, folder: Path) -> None:
         self.session_dir = str(folder / "session")
         self.workdir = self.spec.workdir or str(folder / "workspace")
         folders.make(folder, "workspace", "tmp")
         self.env = self._environment() | {"TMPDIR": str(folder / "tmp"), folders.MARK: str(folder)}
-        await self._launch(place, None)

@@ -1,23 +1,20 @@
-"""What every runtime with a server does alike: commands, files and the listener, all carried out inside the sandbox.
-
-The host never follows a path that sandboxed programs can change: files are opened inside and come as descriptors.
-"""
+"""What the built-in runtimes do alike, through the server that runs in their sandbox: commands, files, the listener."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import os
-import shutil
 import socket
-import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from polar.errors import SandboxFault, ServerFault, TaskFault
 from polar.protocols import ExecResult, Listener, Place
 from polar.requests import ExecInput, RuntimeSpec
-from polar.runtimes import folders
+from polar.runtimes import files, folders
 from polar.runtimes.cgroups import Cgroup, Limits
 from polar.runtimes.channel import Answer, Channel
 from polar.runtimes.launcher import Launcher
@@ -26,7 +23,6 @@ from polar.runtimes.options import Options
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MOST_ARGUMENT = 128 << 10
 """bytes of one argument or variable on Linux"""
-MOST_READ = 64 << 20
 _MEGABYTE = 1 << 20
 
 
@@ -50,9 +46,14 @@ class Served:
         self._cgroup: Cgroup | None = None
         self._folder: Path | None = None
 
+    def _make(self, folder: Path) -> list[str] | None:
+        """Readies the sandbox's folder; bubblewrap's command line, or None where there are to be no namespaces."""
+        raise NotImplementedError
+
     @property
     def enforced(self) -> set[str]:
-        """Of memory, pids and cpu: limits of the whole sandbox. The others hold a process each, cpu not at all."""
+        """Of memory, pids and cpu: limits of the whole sandbox. Elsewhere memory and pids bind each process or user,
+        and cpu nothing."""
         return self._cgroup.controllers if self._cgroup else set()
 
     def _environment(self) -> dict[str, str]:
@@ -67,17 +68,22 @@ class Served:
             "AGENT_LOG_DIR": f"{session}/logs/agent",
         } | self.spec.env
 
-    async def _launch(self, place: Place, argv: list[str] | None) -> None:
-        self._folder = place.folder.absolute()
+    async def start(self, place: Place) -> None:
+        folder = self._folder = place.folder.absolute()
         launcher = self.launcher
         if launcher is None:
             launcher = self._own_launcher = Launcher()
-        self._channel = await launcher.launch(argv)
-        folders.note_server(self._folder, self._channel.pid)
+        with _disk():
+            argv = await asyncio.to_thread(self._make, folder)
+            self._channel = await launcher.launch(argv)
+            await asyncio.to_thread(self._place, folder, self._channel.pid)
+
+    def _place(self, folder: Path, pid: int) -> None:
+        folders.note_server(folder, pid)
         memory = self.spec.memory_mb
         limits = Limits(memory * _MEGABYTE if memory else None, self.options.pids, self.spec.cpus)
-        self._cgroup = Cgroup(self._folder, limits)
-        self._cgroup.add(self._channel.pid)
+        self._cgroup = Cgroup(folder, limits)
+        self._cgroup.add(pid)
 
     def _live(self) -> Channel:
         if self._channel is None:
@@ -85,19 +91,18 @@ class Served:
         return self._channel
 
     async def listen(self) -> Listener:
+        """A listener inside; whoever asked closes it."""
         message, fds = await self._live().ask("listen")
         return Listener(sock=socket.socket(fileno=fds[0]), url=f"http://127.0.0.1:{message['port']}")
 
     async def run(self, step: ExecInput, *, timeout: float, log: Path | None = None) -> ExecResult:
-        request = {"command": step.command, "cwd": step.cwd or self.workdir, "env": self.env | step.env}
-        _check_sizes(request["command"], self.env | step.env)
+        """`output` and `errors` are the last 1 MiB of each. A command that cannot start has exit code 126."""
+        env = self.env | step.env
+        _check_sizes(step.command, env)
+        request = {"command": step.command, "cwd": step.cwd or self.workdir, "env": env}
         request |= {"stdin": step.stdin_path, "limits": self._rlimits()}
-        fds = [] if log is None else [os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)]
-        try:
+        with _disk(), _opened(log) as fds:
             number, answer = await self._live().send("run", *fds, **request)
-        finally:
-            for fd in fds:
-                os.close(fd)
         timed_out = await self._wait(number, answer, timeout)
         return self._result((await answer)[0], timed_out)
 
@@ -106,23 +111,30 @@ class Served:
         try:
             await asyncio.wait([answer], timeout=timeout)
         except asyncio.CancelledError:
-            await asyncio.shield(self._live().ask("kill", command=number))
+            with suppress(SandboxFault):
+                await self._live().ask("kill", command=number)
             raise
         if answer.done():
             return False
         await self._live().ask("kill", command=number)
         return True
 
-    def _result(self, message: dict[str, object], timed_out: bool) -> ExecResult:
-        if message.pop("failure") == errno.ENOSPC:
+    def _result(self, message: dict[str, Any], timed_out: bool) -> ExecResult:
+        if message["failure"] == errno.ENOSPC:
             raise ServerFault("the disk is full: the command's output could not be stored", name="disk_full")
-        message.pop("id")
-        limit_hit = self._cgroup.hit() if self._cgroup else False
-        return ExecResult(**message, timed_out=timed_out, limit_hit=limit_hit)  # type: ignore[arg-type]
+        hit = self._cgroup is not None and self._cgroup.hit()
+        code = message["exit_code"]
+        return ExecResult(
+            exit_code=code,
+            output=message["output"],
+            errors=message["errors"],
+            timed_out=timed_out,
+            limit_hit=hit and code != 0,
+        )
 
     def _rlimits(self) -> dict[str, int]:
         """For each process, where no cgroup limits the whole."""
-        limits = {}
+        limits = {"RLIMIT_CORE": 0}
         if self.spec.storage_mb:
             limits["RLIMIT_FSIZE"] = self.spec.storage_mb * _MEGABYTE
         if self.spec.memory_mb and "memory" not in self.enforced:
@@ -132,36 +144,16 @@ class Served:
         return limits
 
     async def upload(self, source: Path, target: str) -> None:
-        if not source.exists():
-            raise TaskFault(f"upload: {source} is not on this gateway's host", name="prepare")
-        await self._upload(source, target)
-
-    async def _upload(self, source: Path, target: str) -> None:
-        if source.is_symlink():
-            await self._live().ask("symlink", path=target, to=os.readlink(source))
-        elif source.is_dir():
-            await self._live().ask("mkdir", path=target)
-            for entry in sorted(source.iterdir()):
-                await self._upload(entry, f"{target}/{entry.name}")
-        else:
-            mode = stat.S_IMODE(source.stat().st_mode)
-            with source.open("rb") as file, open(await self._open(target, write=True, mode=mode), "wb") as inside:
-                await asyncio.to_thread(shutil.copyfileobj, file, inside)
-
-    async def _open(self, path: str, **how: object) -> int:
-        return (await self._live().ask("open", path=path, **{"write": False} | how))[1][0]
+        with _disk():
+            await files.upload(self._live(), source, target)
 
     async def write(self, target: str, data: bytes) -> None:
-        with open(await self._open(target, write=True), "wb") as file:
-            file.write(data)
+        with _disk():
+            await files.write(self._live(), target, data)
 
     async def read(self, path: str) -> bytes:
         """Raises FileNotFoundError, also for what is no regular file, and OSError above 64 MiB."""
-        with open(await self._open(path), "rb") as file:
-            data = file.read(MOST_READ + 1)
-        if len(data) > MOST_READ:
-            raise OSError(errno.EFBIG, f"{path} is larger than {MOST_READ >> 20} MiB")
-        return data
+        return await files.read(self._live(), path)
 
     async def kill_processes(self) -> None:
         await self._live().ask("kill_all")
@@ -182,6 +174,29 @@ class Served:
         if self._cgroup is not None:
             self._cgroup.remove()
         folders.remove(self._folder)
+
+
+@contextmanager
+def _disk() -> Iterator[None]:
+    """A full disk is nobody's fault but ours."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ServerFault(f"the disk is full: {error}", name="disk_full") from error
+        raise
+
+
+@contextmanager
+def _opened(log: Path | None) -> Iterator[list[int]]:
+    if log is None:
+        yield []
+        return
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        yield [fd]
+    finally:
+        os.close(fd)
 
 
 def _check_sizes(command: str, env: dict[str, str]) -> None:

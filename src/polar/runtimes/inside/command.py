@@ -14,6 +14,8 @@ from typing import Any
 
 HEAD, TAIL = 4 << 20, 1 << 20
 CHUNK = 1 << 16
+_PIPE = 1 << 20
+_CANNOT_START = 126
 COMMAND_MARK = "POLAR_COMMAND"
 
 
@@ -94,18 +96,31 @@ class Command:
             self.record.add(data)
         return bool(data)
 
+    def _drain(self, fd: int) -> None:
+        for _ in range(_PIPE // CHUNK):
+            try:
+                data = os.read(fd, CHUNK)
+            except BlockingIOError:
+                return
+            self.streams[fd].add(data)
+            self.record.add(data)
+
     def finish(self, status: int) -> dict[str, Any]:
         """Takes in what is left in the pipes, at most a pipe's worth, and says how it ended."""
         for fd in self.streams:
-            for _ in range(32):
-                if not self.read(fd):
-                    break
+            self._drain(fd)
         self.ended = True
         self.record.close()
         code = os.waitstatus_to_exitcode(status)
         output, errors = (tail.text() for tail in self.tails)
         exit_code = code if code >= 0 else 128 - code
         return {"exit_code": exit_code, "output": output, "errors": errors, "failure": self.record.failure}
+
+
+def refused(request: dict[str, Any], error: OSError) -> dict[str, Any]:
+    """How a command ended that could not start."""
+    text = f"the command cannot start: {error}"
+    return {"id": request["id"], "exit_code": _CANNOT_START, "output": "", "errors": text, "failure": 0}
 
 
 def _spawn(request: dict[str, Any], output: int, errors: int) -> int:

@@ -1,4 +1,4 @@
-"""Messages on a Unix stream socket: four bytes of length, JSON, and descriptors that arrive no later than their message.
+"""Messages on a Unix stream socket: four bytes of length, JSON, and descriptors that come with them or before.
 
 A message that carries descriptors says how many in its key `fds`; they are handed out in the order they came.
 """

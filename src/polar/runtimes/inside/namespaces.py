@@ -20,6 +20,8 @@ from polar.runtimes.inside.framing import pack
 
 USER = 1000
 _COVERED = ("sys", "sysrq-trigger", "irq", "bus")
+_MOST_IN_MEMORY = "size=512m"
+"""of files in / and /dev, which are the machine's memory"""
 _QUIET = sys.MS_NOSUID | sys.MS_NODEV | sys.MS_NOEXEC
 
 
@@ -97,6 +99,8 @@ def settle() -> None:
     sys.mount("proc", "/proc", "proc", _QUIET)
     for name in _COVERED:
         _cover(f"/proc/{name}")
+    for path in ("/", "/dev"):
+        sys.mount("none", path, None, sys.MS_REMOUNT | sys.MS_NOSUID | sys.MS_NODEV, _MOST_IN_MEMORY)
     sys.unshare(sys.CLONE_NEWUSER)
     for name, line in (("setgroups", "deny"), ("uid_map", f"{USER} 0 1"), ("gid_map", f"{USER} 0 1")):
         with open(f"/proc/self/{name}", "w") as file:

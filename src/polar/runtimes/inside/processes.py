@@ -27,7 +27,8 @@ def _stat(pid: int) -> tuple[str, int, int] | None:
 def descendants(root: int) -> set[int]:
     """Living (not zombie) processes below `root`, at any depth."""
     stats = {pid: stat for pid in pids() if (stat := _stat(pid)) is not None}
-    found, frontier = set(), {root}
+    found: set[int] = set()
+    frontier = {root}
     while frontier:
         frontier = {pid for pid, (_, parent, _) in stats.items() if parent in frontier} - found
         found |= frontier

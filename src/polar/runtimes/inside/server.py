@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from polar.runtimes.inside.command import COMMAND_MARK, Command, open_regular
+from polar.runtimes.inside.command import COMMAND_MARK, Command, open_regular, refused
 from polar.runtimes.inside.framing import CHUNK, MOST_FDS, Inbox, Message, pack
 from polar.runtimes.inside.processes import descendants, kill_until_gone, marked, session_members
 
@@ -66,7 +66,11 @@ class Server:
             os.close(fd)
 
     def _on_run(self, request: Message, fds: list[int]) -> None:
-        command = Command(request, fds[0] if fds else None)
+        try:
+            command = Command(request, fds[0] if fds else None)
+        except OSError as error:
+            self.send(refused(request, error))
+            return
         self._commands[command.pid] = command
         for fd in command.streams:
             self._selector.register(fd, selectors.EVENT_READ, lambda fd=fd: self._read(command, fd))
@@ -123,10 +127,10 @@ class Server:
         path, writing = request["path"], request["write"]
         if writing:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        fd = open_regular(path, os.O_WRONLY | os.O_CREAT if writing else os.O_RDONLY)
+        fd = open_regular(path, os.O_WRONLY | os.O_CREAT if writing else os.O_RDONLY, request["mode"])
         if writing:
             os.ftruncate(fd, 0)
-            os.fchmod(fd, request.get("mode", 0o644))
+            os.fchmod(fd, request["mode"])
         self._answer(request, (fd,))
 
     def _on_mkdir(self, request: Message, _: list[int]) -> None:

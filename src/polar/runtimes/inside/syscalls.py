@@ -35,9 +35,9 @@ def prctl(option: int, value: int) -> None:
     _checked(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option}")
 
 
-def mount(source: str, target: str, kind: str | None, flags: int) -> None:
+def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
     name = kind.encode() if kind else None
-    result = _libc.mount(source.encode(), target.encode(), name, ctypes.c_ulong(flags), None)
+    result = _libc.mount(source.encode(), target.encode(), name, ctypes.c_ulong(flags), data.encode())
     _checked(result, f"mount {target}")
 
 

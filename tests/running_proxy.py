@@ -1,0 +1,121 @@
+"""A real model proxy on real sockets, in a thread with a loop of its own; what it recorded is read back from the file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from polar.protocols import Rendering
+from polar.proxy import Attempt, ModelProxy, RunRecord, make_engine
+from polar.records import BuildResult
+from polar.requests import AgentSpec, ExecInput, TaskRequest
+from polar.sessionlog import LogWriter, SessionLog, read
+from polar.trajectory.prefix_merging import PrefixMerging
+from polar.requests import StrategySpec
+
+T = TypeVar("T")
+
+
+class OpenSession:
+    """An attempt that may call the model. `end` closes and seals it."""
+
+    def __init__(self, house: RunningProxy, key: str, log: LogWriter) -> None:
+        self._house = house
+        self.key = key
+        self.path = log.path
+        self._log = log
+
+    @property
+    def url(self) -> str:
+        return self._house.url
+
+    @property
+    def log(self) -> SessionLog:
+        """As far as it is written."""
+        return read(self.path)
+
+    def end(self) -> tuple[RunRecord, SessionLog]:
+        record = self._house.run(self._house.proxy.close(self.key))
+        self._log.seal()
+        return record, read(self.path)
+
+    def build(self) -> BuildResult:
+        return PrefixMerging(StrategySpec()).build(self.log)
+
+
+class RunningProxy:
+    def __init__(self, loop: asyncio.AbstractEventLoop, proxy: ModelProxy, url: str, folder: Path) -> None:
+        self.proxy, self.url = proxy, url
+        self._loop, self._folder = loop, folder
+        self._numbers = itertools.count(1)
+
+    def run(self, step: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(step, self._loop).result(60)
+
+    def open(self, *, session_index: int = 0, attempt: int = 1, **task: Any) -> OpenSession:
+        number = next(self._numbers)
+        request = make_task(**task)
+        names = {"session_id": f"s{number}", "task_id": request.task_id, "attempt": attempt}
+        header = self.proxy.header(**names, session_index=session_index, task=request)
+        log = LogWriter(self._folder / f"{number}.log", header)
+        key = f"key-{number}"
+
+        async def on_loop() -> None:
+            self.proxy.open(Attempt(**names, session_index=session_index, key=key, task=request, log=log))
+
+        self.run(on_loop())
+        return OpenSession(self, key, log)
+
+    def listen(self, session: OpenSession) -> str:
+        """A listener of the session's own, as a sandbox has it."""
+        sock = socket.create_server(("127.0.0.1", 0))
+        self.run(self.proxy.listen(session.key, sock))
+        return f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def running_proxy(
+    folder: Path, engine_url: str, rendering: Rendering | None, *, engine: str = "sglang", **options: Any
+) -> Iterator[RunningProxy]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def start() -> tuple[ModelProxy, str, Any]:
+        made = await make_engine(engine, engine_url)
+        settings = {"model": "policy", "context_length": 4096, "grace_seconds": 0.3, "backoff_seconds": 0.01}
+        proxy = ModelProxy(made, rendering, **(settings | options))
+        return proxy, await proxy.start("127.0.0.1", 0), made
+
+    async def stop() -> None:
+        await proxy.stop()
+        await made.close()
+
+    proxy, url, made = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    try:
+        yield RunningProxy(loop, proxy, url, folder)
+    finally:
+        asyncio.run_coroutine_threadsafe(stop(), loop).result(30)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def make_task(**fields: Any) -> TaskRequest:
+    agent = AgentSpec(harness="shell", custom_shell=ExecInput(command="true"))
+    return TaskRequest(**({"task_id": "t", "instruction": "do it", "agent": agent} | fields))
+
+
+def until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Polls; fails when it does not hold in time."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.01)

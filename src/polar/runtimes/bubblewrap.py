@@ -19,6 +19,7 @@ from polar.runtimes.availability import MISSING, explain
 from polar.runtimes.served import Served
 
 SESSION_DIR, WORKDIR = "/session", "/workspace"
+_RUN_BYTES = 64 << 20
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC_FILES = ("ld.so.cache", "localtime", "mime.types", "nsswitch.conf", "os-release", "protocols", "services")
 _ETC_FOLDERS = ("alternatives", "ssl", "pki", "fonts", "java-17-openjdk")

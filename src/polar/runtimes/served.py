@@ -99,7 +99,7 @@ class Served:
         """`output` and `errors` are the last 1 MiB of each. A command that cannot start has exit code 126."""
         env = self.env | step.env
         _check_sizes(step.command, env)
-        request = {"command": step.command, "cwd": step.cwd or self.workdir, "env": env}
+        request: dict[str, Any] = {"command": step.command, "cwd": step.cwd or self.workdir, "env": env}
         request |= {"stdin": step.stdin_path, "limits": self._rlimits()}
         with _disk(), _opened(log) as fds:
             number, answer = await self._live().send("run", *fds, **request)

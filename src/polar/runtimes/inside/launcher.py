@@ -22,6 +22,7 @@ from polar.runtimes.inside.server import Server
 def main(fd: int) -> None:
     owner = socket.socket(fileno=fd)
     signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN, which commands would inherit
+    syscalls.name_process("polar-sandboxes")
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     gc.collect()
     gc.freeze()

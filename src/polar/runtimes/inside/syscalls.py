@@ -8,7 +8,7 @@ import os
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_BIND, MS_REC = 32, 4096, 16384
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP = 1, 4, 24
+PR_SET_DUMPABLE, PR_SET_NAME, PR_CAPBSET_DROP = 4, 15, 24
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 NS_GET_USERNS = 0xB701
 CAPABILITY_VERSION_3 = 0x20080522
@@ -33,6 +33,11 @@ def unshare(flags: int) -> None:
 
 def prctl(option: int, value: int) -> None:
     _checked(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option}")
+
+
+def name_process(name: str) -> None:
+    """At most 15 characters, for ps and top."""
+    _checked(_libc.prctl(PR_SET_NAME, name.encode(), 0, 0, 0), "prctl")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:

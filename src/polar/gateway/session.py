@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
@@ -171,7 +172,7 @@ class Session:
 
     async def _open_proxy(self, runtime: Runtime) -> None:
         proxy, lease = self.node.proxy, self.lease
-        names = {"session_id": lease.session_id, "task_id": self.task.task_id, "attempt": lease.attempt}
+        names: dict[str, Any] = {"session_id": lease.session_id, "task_id": self.task.task_id, "attempt": lease.attempt}
         header = proxy.header(**names, session_index=lease.session_index, task=self.task)
         self._writer = LogWriter(self.log_path, header)
         proxy.open(Attempt(**names, session_index=lease.session_index, key=lease.key, task=self.task, log=self._writer))

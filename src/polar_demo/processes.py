@@ -27,7 +27,7 @@ class Served:
 @contextmanager
 def polar_serve(policy: Path, run_dir: Path, *, workers: int) -> Iterator[Served]:
     """Raises RuntimeError with the end of its log when it does not come up."""
-    command = [sys.executable, "-m", "polar.cli.main", "serve", "--engine", "embedded", "--model", str(policy)]
+    command = [sys.executable, "-m", "polar", "serve", "--engine", "embedded", "--model", str(policy)]
     command += ["--data", str(run_dir / "data"), "--port", "0", "--gateway-port", "0", "--json"]
     command += [f"--init-workers={workers}", f"--run-workers={workers}", f"--postrun-workers={workers}"]
     log = run_dir / "serve.log"

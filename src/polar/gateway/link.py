@@ -25,6 +25,8 @@ from polar.nodeapi import (
 T = TypeVar("T")
 _MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
 _UPLOAD_BYTES = 4 << 20
+_KEEP_ALIVE_SECONDS = 3.0
+"""Shorter than any server's: a connection that the server closes while a request is on its way loses the request."""
 
 
 class Refused(ServerFault):
@@ -46,7 +48,8 @@ class ServerLink:
         self._http: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> ServerLink:
-        self._http = aiohttp.ClientSession(headers=self._headers)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS)
+        self._http = aiohttp.ClientSession(headers=self._headers, connector=connector)
         return self
 
     async def __aexit__(self, *exception: object) -> None:

@@ -57,6 +57,9 @@ class RolloutSettings(Strict):
     port: Port = SERVER_PORT
     public_url: str | None = None
     save_dir: str = "polar-data"
+    lease_seconds: Annotated[float, Field(gt=0)] = 30.0
+    delivery_seconds: Annotated[float, Field(gt=0)] = 3600.0
+    """how long a callback that is not acknowledged is tried again"""
 
     @property
     def url(self) -> str:

@@ -105,8 +105,11 @@ class WorkRequest(msgspec.Struct, kw_only=True):
 
 
 class WorkReply(msgspec.Struct, kw_only=True):
+    """Cancels and orders come here once, so that they are quick; polls repeat them until they are obeyed."""
+
     leases: list[Lease] = []
     cancels: list[Cancel] = []
+    orders: list[Order] = []
 
 
 class NodeResult(msgspec.Struct, kw_only=True):

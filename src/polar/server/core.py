@@ -1,0 +1,208 @@
+"""The machine among its surroundings: one clock, one store, open requests for work, onlookers.
+
+Whatever is answered to anybody has been saved before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hmac
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+
+import structlog
+
+from polar.config import RolloutSettings
+from polar.errors import ServerFault
+from polar.nodeapi import Lease, WorkReply
+from polar.server.deliveries import Courier
+from polar.server.events import Onlookers
+from polar.server.files import Files
+from polar.server.machine import Machine, live_nodes
+from polar.server.pauses import Pauses
+from polar.server.state import Attempt, Node, Task
+from polar.server.store import Store
+
+log = structlog.get_logger("polar.server")
+TICK_SECONDS = 0.5
+_CLOCK_SECONDS = 10.0
+
+
+class DiskFull(ServerFault):
+    default_name = "disk_full"
+
+
+class Core:
+    """Raises ConfigError where the data folder cannot be used."""
+
+    def __init__(self, settings: RolloutSettings, token: str) -> None:
+        self.settings = settings
+        self.token = token
+        self.files = Files(Path(settings.save_dir))
+        self.store = Store(Path(settings.save_dir))
+        self.onlookers = Onlookers()
+        self.courier = Courier()
+        self.pauses = Pauses()
+        self._began = time.monotonic() - self.store.uptime()
+        self._clock_saved = self.now()
+        self._flushing = asyncio.Lock()
+        self._open_requests: dict[str, asyncio.Future[WorkReply]] = {}
+        self.machine = Machine(settings.lease_seconds, settings.delivery_seconds)
+        self.machine.nodes = {node.node_id: node for node in self.store.nodes()}
+        for task in self.store.open_tasks():
+            self.machine.adopt(task)
+        self.machine.restart(self.now())
+
+    def now(self) -> float:
+        """The server's uptime over all its lives, in seconds; no jump of the wall clock moves it."""
+        return time.monotonic() - self._began
+
+    def live_nodes(self) -> list[Node]:
+        return live_nodes(self.machine.nodes.values(), self.now())
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Time passes and callbacks go out while inside; a fault of either ends the server."""
+        try:
+            async with asyncio.TaskGroup() as background:
+                loops = [background.create_task(self._tick_for_ever()), background.create_task(self.courier.run(self))]
+                try:
+                    yield
+                finally:
+                    for loop in loops:
+                        loop.cancel()
+            await self.flush()
+        finally:
+            self.store.close()
+
+    def close(self) -> None:
+        """Ends the requests that are held open, so that the server can stop."""
+        self.onlookers.close()
+        for request in self._open_requests.values():
+            if not request.done():
+                request.set_result(WorkReply())
+
+    # Saving
+
+    async def settle(self) -> None:
+        """After every event: hands out work, saves, and tells those who wait."""
+        leases: dict[str, list[Attempt]] = {}
+        if not self.files.full():
+            for attempt in self.machine.place(self.now()):
+                leases.setdefault(attempt.node_id, []).append(attempt)
+        self._answer(leases)
+        due, self.machine.due = self.machine.due, []
+        events, self.machine.events = self.machine.events, []
+        try:
+            await self.flush()
+        except BaseException:
+            self.machine.due, self.machine.events = due + self.machine.due, events + self.machine.events
+            raise
+        for kind, data in events:
+            self.onlookers.tell(kind, data)
+        for delivery in due:
+            self.courier.send(delivery)
+
+    async def flush(self) -> None:
+        """Returns when everything that has happened is on disk. Raises DiskFull, or sqlite3.Error."""
+        async with self._flushing:
+            if not self.machine.dirty:
+                return
+            rows, self.machine.dirty = self.machine.dirty, {}
+            for row in rows.values():
+                if isinstance(row, Task):
+                    row.updated_at = time.time()
+            try:
+                await self.store.commit(rows.values(), self.now())
+            except BaseException as error:
+                self.machine.dirty = rows | self.machine.dirty
+                if is_disk_full(error):
+                    raise DiskFull(f"the disk of {self.files.folder} is full") from error
+                raise
+
+    # Tasks
+
+    async def task(self, task_id: str) -> Task | None:
+        """The task, brought back from disk if it had been put away."""
+        if task_id not in self.machine.tasks:
+            saved = await self.store.task(task_id)
+            if saved is not None and task_id not in self.machine.tasks:
+                self.machine.adopt(saved)
+        return self.machine.tasks.get(task_id)
+
+    async def task_of(self, session_id: str) -> Task | None:
+        session = self.machine.sessions.get(session_id)
+        if session is not None:
+            return self.machine.tasks[session.task_id]
+        rows = await self.store.query("SELECT task_id FROM sessions WHERE session_id = ?", (session_id,))
+        return await self.task(rows[0][0]) if rows else None
+
+    async def _tick_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self.machine.tick(self.now())
+            try:
+                await self.settle()
+            except (DiskFull, sqlite3.Error) as error:
+                log.error("cannot save", why=str(error))
+                continue
+            if not self.machine.dirty:
+                for task in [task for task in self.machine.tasks.values() if task.over]:
+                    self.machine.forget(task)
+            if self.machine.tasks and self.now() - self._clock_saved > _CLOCK_SECONDS:
+                self._clock_saved = self.now()
+                await self.store.commit([], self.now())
+
+    # Work
+
+    def hold_open(self, node: Node) -> asyncio.Future[WorkReply]:
+        """The node's request for work; an older one of the same node is answered with nothing."""
+        older = self._open_requests.get(node.node_id)
+        if older is not None and not older.done():
+            older.set_result(WorkReply())
+        request: asyncio.Future[WorkReply] = asyncio.get_running_loop().create_future()
+        self._open_requests[node.node_id] = request
+        return request
+
+    def let_go(self, node: Node, request: asyncio.Future[WorkReply]) -> None:
+        if self._open_requests.get(node.node_id) is request:
+            del self._open_requests[node.node_id]
+            node.asking = None
+
+    def _answer(self, leases: dict[str, list[Attempt]]) -> None:
+        for node_id, request in self._open_requests.items():
+            node = self.machine.nodes[node_id]
+            taken = leases.get(node_id, [])
+            if request.done() or not (taken or node.cancels or node.untold):
+                continue
+            reply = WorkReply(leases=list(map(self.lease, taken)), cancels=node.cancels, orders=node.untold)
+            node.cancels, node.untold, node.asking = [], [], None
+            request.set_result(reply)
+
+    def lease(self, attempt: Attempt) -> Lease:
+        session = self.machine.sessions[attempt.session_id]
+        return Lease(
+            session_id=attempt.session_id,
+            session_index=session.index,
+            attempt=attempt.number,
+            key=self._key(attempt),
+            lease_seconds=self.machine.lease_seconds,
+            registered_at=session.registered_at,
+            task=self.machine.tasks[session.task_id].document,
+        )
+
+    def _key(self, attempt: Attempt) -> str:
+        """Names its attempt, and cannot be guessed without the control token."""
+        name = f"{attempt.session_id}.{attempt.number}"
+        return f"polar-{name}.{hmac.new(self.token.encode(), name.encode(), sha256).hexdigest()}"
+
+
+def is_disk_full(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode == sqlite3.SQLITE_FULL

@@ -1,0 +1,147 @@
+"""What gateways call: polls, requests for work, logs and results. Every call may be repeated after a lost reply."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from fastapi import APIRouter, HTTPException, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+
+from polar.codec import from_msgpack, to_msgpack
+from polar.nodeapi import (
+    WORK_WAIT_SECONDS,
+    NodeResult,
+    PollReply,
+    PollRequest,
+    ResultReply,
+    Uploaded,
+    WorkReply,
+    WorkRequest,
+)
+from polar.public import session_result
+from polar.server.core import Core
+from polar.server.machine import StaleEpoch
+from polar.server.state import Session, Task
+
+T = TypeVar("T")
+
+
+def node_routes(core: Core) -> APIRouter:
+    router = APIRouter(prefix="/node", include_in_schema=False)
+    _lease_routes(router, core)
+    _result_routes(router, core)
+    return router
+
+
+def _lease_routes(router: APIRouter, core: Core) -> None:
+    @router.post("/poll")
+    async def poll(request: Request) -> Response:
+        report = await _read(request, PollRequest)
+        try:
+            cancels = core.machine.poll(report, core.now(), time.time())
+        except StaleEpoch as stale:
+            raise _newer(report.node_id) from stale
+        node = core.machine.nodes[report.node_id]
+        leases = [core.lease(attempt) for attempt in core.machine.unheard(node, core.now())]
+        await core.settle()
+        return _packed(PollReply(epoch=node.epoch, leases=leases, cancels=cancels, orders=node.orders))
+
+    @router.post("/work")
+    async def work(request: Request) -> Response:
+        asked = await _read(request, WorkRequest)
+        try:
+            node = core.machine.ask(asked.node_id, asked.epoch, asked.room, core.now())
+        except StaleEpoch as stale:
+            raise _newer(asked.node_id) from stale
+        if node is None:
+            raise HTTPException(503, f"the node {asked.node_id} has to poll before it asks for work")
+        answer = core.hold_open(node)
+        try:
+            await core.settle()
+            await _first(answer, request)
+        finally:
+            core.let_go(node, answer)
+        await core.flush()
+        return _packed(answer.result() if answer.done() else WorkReply())
+
+
+async def _first(answer: asyncio.Future[WorkReply], request: Request) -> None:
+    """Returns when there is an answer, the caller has gone, or the time for holding on is over."""
+    gone = asyncio.ensure_future(request.receive())
+    either: set[asyncio.Future[Any]] = {answer, gone}
+    try:
+        await asyncio.wait(either, timeout=WORK_WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+
+
+def _result_routes(router: APIRouter, core: Core) -> None:
+    @router.put("/sessions/{session_id}/{attempt}/log")
+    async def upload(
+        session_id: str, attempt: int, request: Request, offset: Annotated[int, Query(ge=0)] = 0
+    ) -> Response:
+        await _attempt(core, session_id, attempt)
+        stands = core.files.log_size(session_id, attempt)
+        if offset > stands or core.files.log_path(session_id, attempt).exists():
+            return _packed(Uploaded(size=stands))
+        fd = core.files.open_log(session_id, attempt)
+        try:
+            async for chunk in request.stream():
+                offset += os.pwrite(fd, chunk, offset)
+            return _packed(Uploaded(size=os.fstat(fd).st_size))
+        finally:
+            os.close(fd)
+
+    @router.post("/sessions/{session_id}/{attempt}/result")
+    async def result(session_id: str, attempt: int, request: Request) -> Response:
+        ended = await _read(request, NodeResult)
+        if (ended.session_id, ended.attempt) != (session_id, attempt):
+            raise HTTPException(422, "the body speaks of another session or attempt than the path")
+        task, session = await _attempt(core, session_id, attempt)
+        if session.winner == attempt:
+            return _packed(ResultReply(accepted=True, winner=attempt))
+        await run_in_threadpool(_keep, core, task, session, ended)
+        await core.task_of(session_id)
+        answer = core.machine.result(ended, core.now())
+        await core.settle()
+        return _packed(answer)
+
+
+async def _attempt(core: Core, session_id: str, attempt: int) -> tuple[Task, Session]:
+    task = await core.task_of(session_id)
+    session = core.machine.sessions[session_id] if task is not None else None
+    if task is None or session is None or session.attempt(attempt) is None:
+        raise HTTPException(404, f"attempt {attempt} of the session {session_id} was never leased here")
+    return task, session
+
+
+def _keep(core: Core, task: Task, session: Session, ended: NodeResult) -> None:
+    """Log and result are on disk when this returns. 503 asks the gateway to send the log once more."""
+    sha256 = ended.log_sha256
+    if sha256 is not None and not core.files.seal_log(session.session_id, ended.attempt, sha256):
+        raise HTTPException(503, "the log with this sha256 is not here: send it again from offset 0, then the result")
+    tokens = ended.tokens
+    if tokens is not None:
+        others = sum(row.sampled_tokens for row in session.attempts if row.number != ended.attempt)
+        tokens = msgspec.structs.replace(tokens, attempt_discarded=others)
+    public = session_result(msgspec.structs.replace(ended, tokens=tokens), task.task_id, session.index)
+    core.files.write_result(public, ended.attempt)
+
+
+async def _read(request: Request, kind: type[T]) -> T:
+    try:
+        return from_msgpack(await request.body(), kind)
+    except msgspec.MsgspecError as error:
+        raise HTTPException(422, f"not a {kind.__name__}: {error}") from error
+
+
+def _packed(record: msgspec.Struct) -> Response:
+    return Response(to_msgpack(record), media_type="application/msgpack")
+
+
+def _newer(node_id: str) -> HTTPException:
+    return HTTPException(409, f"a newer gateway runs as {node_id}: this one's sessions are lost")

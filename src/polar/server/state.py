@@ -1,0 +1,167 @@
+"""What the rollout server knows: one struct a table row, with the few fields beside them that a restart may forget.
+
+Times are seconds of the server's uptime, which goes on where it stood after a restart; `created_at` and
+`updated_at` alone are wall-clock times, for people.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from polar.nodeapi import Cancel, EngineState, Order, Workers
+from polar.records import GatewayMetrics, SessionStatus, SessionTiming, TaskState, Termination
+
+
+class AttemptState(StrEnum):
+    LEASED = "leased"
+    LOST = "lost"
+    """its lease ran out, or its gateway started anew"""
+    FAULTED = "faulted"
+    """an infrastructure fault ended it; there is, or was, another attempt"""
+    SUPERSEDED = "superseded"
+    """another attempt's result came first"""
+    LATE = "late"
+    """its result came after another had been accepted: on record, no more"""
+    WON = "won"
+
+
+class Attempt(msgspec.Struct, kw_only=True):
+    session_id: str
+    number: int
+    node_id: str
+    epoch: int
+    leased_at: float
+    expires_at: float
+    state: AttemptState = AttemptState.LEASED
+    sampled_tokens: int = 0
+    fault: str | None = None
+    log_sha256: str | None = None
+    seen: bool = False
+    """the gateway has named it in a poll: the lease arrived"""
+
+
+class Session(msgspec.Struct, kw_only=True):
+    """`winner` None with a terminal status: the server itself ended the session, and there is no result file."""
+
+    session_id: str
+    task_id: str
+    index: int
+    status: SessionStatus = SessionStatus.REGISTERED
+    queued_at: float
+    registered_at: float
+    termination: Termination | None = None
+    fault: str | None = None
+    error: str | None = None
+    winner: int | None = None
+    node_id: str | None = None
+    reward: float | None = None
+    traces: int | None = None
+    """None: no trajectory"""
+    completions: int | None = None
+    usable: bool = False
+    stopping: Termination | None = None
+    timing: SessionTiming = msgspec.field(default_factory=SessionTiming)
+    attempts: list[Attempt] = []
+
+    @property
+    def live(self) -> Attempt | None:
+        last = self.attempts[-1] if self.attempts else None
+        return last if last is not None and last.state is AttemptState.LEASED else None
+
+    @property
+    def queued(self) -> bool:
+        return not self.status.terminal and self.live is None
+
+    def attempt(self, number: int) -> Attempt | None:
+        return self.attempts[number - 1] if 1 <= number <= len(self.attempts) else None
+
+
+class DeliveryState(StrEnum):
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    EXPIRED = "expired"
+
+
+class Delivery(msgspec.Struct, kw_only=True):
+    """One callback owed. Its id depends on task and url alone, so the receiver can tell a repeat."""
+
+    delivery_id: str
+    task_id: str
+    url: str
+    due_at: float
+    deadline: float
+    state: DeliveryState = DeliveryState.PENDING
+    tries: int = 0
+    error: str | None = None
+    sending: bool = False
+
+
+class Task(msgspec.Struct, kw_only=True):
+    """`request` is the TaskRequest as JSON; `digest` tells a repeat of it from another task of the same id."""
+
+    task_id: str
+    digest: str
+    request: str
+    status: TaskState = TaskState.RUNNING
+    priority: int = 0
+    max_attempts: int = 2
+    queue_seconds: float | None = None
+    enough: int | None = None
+    runtime: str | None = None
+    harness: str
+    """the harness's name, or its import path"""
+    model: str
+    graded: bool = False
+    callback_url: str | None = None
+    callback_format: str = "json"
+    num_samples: int
+    completed_sessions: int = 0
+    errored_sessions: int = 0
+    mean_reward: float | None = None
+    mean_traces: float | None = None
+    mean_completions: float | None = None
+    created_at: float
+    updated_at: float
+    source: str | None = None
+    error: str | None = None
+    sessions: list[Session] = []
+    delivery: Delivery | None = None
+    queue: deque[Session] = msgspec.field(default_factory=deque)
+    offered: bool = False
+    """it stands in the machine's line of tasks with waiting sessions"""
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The TaskRequest."""
+        document: dict[str, Any] = msgspec.json.decode(self.request)
+        return document
+
+    @property
+    def over(self) -> bool:
+        return self.status.terminal and (self.delivery is None or self.delivery.state is not DeliveryState.PENDING)
+
+
+class Node(msgspec.Struct, kw_only=True):
+    """`asking` is the room it has left of what it offered in the request for work that it holds open now."""
+
+    node_id: str
+    epoch: int
+    gateway_url: str
+    workers: Workers
+    engine: EngineState
+    metrics: GatewayMetrics = msgspec.field(default_factory=GatewayMetrics)
+    runtimes: list[str] = []
+    harnesses: list[str] = []
+    heartbeat_interval_seconds: float = 5.0
+    draining: bool = False
+    last_heartbeat: float = 0.0
+    seen_at: float | None = None
+    asking: Workers | None = None
+    cancels: list[Cancel] = []
+    orders: list[Order] = []
+    untold: list[Order] = []
+    """those of `orders` that no reply has carried yet"""

@@ -1,0 +1,98 @@
+"""Real servers in processes of their own, real receivers of callbacks; all of them end with their test."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from polar.config import TOKEN_HEADER
+from tests.peers.node import Node
+
+TOKEN = "token-of-the-test"
+
+
+class Server:
+    """A rollout server that can be killed and started again on the same folder."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder = folder
+        self.settings = {"port": 0, "save_dir": str(folder)} | settings
+        self.process: subprocess.Popen[str] | None = None
+        self.url = ""
+        self.start()
+
+    def start(self) -> None:
+        script = Path(__file__).with_name("serve.py")
+        command = [sys.executable, str(script), json.dumps(self.settings), TOKEN]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+        assert self.url, "the server did not start"
+        self.settings["port"] = int(self.url.rsplit(":", 1)[1])
+        self.http = httpx.Client(base_url=self.url, headers={TOKEN_HEADER: TOKEN}, timeout=30, trust_env=False)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(10)
+
+    def stop(self) -> int:
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(20)
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def node(self, node_id: str = "node-a", **facts: Any) -> Node:
+        return Node(self.url, TOKEN, node_id, **facts)
+
+    def submit(self, task_id: str = "task", **fields: Any) -> httpx.Response:
+        return self.http.post("/rollout/task/submit", json=task(task_id, **fields))
+
+    def task(self, task_id: str = "task", **params: Any) -> dict[str, Any]:
+        answer = self.http.get(f"/rollout/task/{task_id}", params=params)
+        answer.raise_for_status()
+        document: dict[str, Any] = answer.json()
+        return document
+
+
+def task(task_id: str = "task", **fields: Any) -> dict[str, Any]:
+    agent = {"harness": "shell", "custom_shell": {"command": "true"}}
+    return {"task_id": task_id, "instruction": "say hello", "agent": agent} | fields
+
+
+def eventually(look: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """What `look` returns once that is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"it never came true: {look}"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture
+def make_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def make(**settings: Any) -> Server:
+        servers.append(Server(tmp_path / f"data-{len(servers)}", **settings))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.kill()
+
+
+@pytest.fixture
+def server(make_server: Callable[..., Server]) -> Server:
+    return make_server()

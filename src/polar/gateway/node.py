@@ -53,6 +53,7 @@ class Gateway:
         self._outbox = Outbox(data / "outbox")
         self._link = ServerLink(server_url, token)
         self._launcher = Launcher()
+        self._runtimes = _offered(node)
         self._heartbeat = heartbeat_seconds
         self._delivering: set[tuple[str, int]] = set()
         self._acked: list[str] = []
@@ -144,7 +145,7 @@ class Gateway:
             room=_NO_ROOM,
             metrics=self.stages.metrics(),
             engine=self.watch.state,
-            runtimes=sorted(RUNTIMES),
+            runtimes=sorted(self._runtimes),
             harnesses=sorted(HARNESSES),
             held=self._held(),
             acked=acked,
@@ -202,6 +203,7 @@ class Gateway:
             proxy=self.watch.proxy,
             outbox=self._outbox,
             launcher=self._launcher,
+            runtimes=self._runtimes,
         )
         session = Session(lease, facts)
         self.sessions[key] = session
@@ -230,6 +232,11 @@ class Gateway:
             await self._outbox.send(_without_disk(result, error), self._link)
             return
         await self._outbox.deliver(path, self._link)
+
+
+def _offered(node: NodeSettings) -> frozenset[str]:
+    """Every sandbox there is; `local`, whose agents can reach whatever this process can, only where it is asked for."""
+    return frozenset(name for name in RUNTIMES if name != "local" or node.default_runtime == "local")
 
 
 def _without_disk(result: NodeResult, error: OSError) -> NodeResult:

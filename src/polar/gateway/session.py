@@ -57,6 +57,8 @@ class NodeFacts(msgspec.Struct, kw_only=True, frozen=True):
     proxy: ModelProxy
     outbox: Outbox
     launcher: Launcher
+    runtimes: frozenset[str]
+    """names of those that this gateway offers"""
 
 
 class Session:
@@ -147,6 +149,7 @@ class Session:
 
     async def _initialise(self) -> tuple[Runtime, Harness]:
         self._termination = Termination.PREPARE
+        self._check_runtime()
         harness: Harness = load_harness(self.task.agent)
         self._builder: Builder = load_builder(self.task.builder)
         self._evaluator: Evaluator | None = load_evaluator(self.task.evaluator) if self.task.evaluator else None
@@ -162,6 +165,11 @@ class Session:
                 raise SandboxFault(f"the sandbox did not come up: {late.message}", name="sandbox_start") from late
             raise TaskFault(f"preparing the sandbox took too long: {late.message}", name="prepare") from late
         return runtime, harness
+
+    def _check_runtime(self) -> None:
+        wanted = self._spec.backend
+        if wanted is not None and wanted not in self.node.runtimes:
+            raise TaskFault(f"this gateway does not offer the runtime {wanted!r}; start it with --runtime {wanted}")
 
     async def _sandbox(self, label: str) -> Runtime:
         runtime: Runtime = load_runtime(self._spec, self.node.default_runtime, self.node.launcher)

@@ -13,8 +13,6 @@ from polar.requests import AgentSpec, ExecInput
 
 INSTRUCTION = '"$SESSION_DIR/instruction.txt"'
 """The instruction's file, quoted for the shell; the gateway has written it before the harness starts."""
-MOST_ARGUMENT = (128 << 10) - 1
-"""bytes that Linux passes on as one argument"""
 
 
 class Settings(BaseModel):
@@ -25,14 +23,20 @@ class BaseHarness:
     """`agent.settings` is checked against `Settings` of the class when it is made. Raises TaskFault."""
 
     makes_calls: ClassVar[bool] = True
+    takes: ClassVar[frozenset[str]] = frozenset()
+    """of mcp_servers and skills_path, those that this harness hands on; the others are refused"""
     Settings: ClassVar[type[Settings]] = Settings
 
     def __init__(self, spec: AgentSpec) -> None:
         self.spec = spec
+        name = spec.harness or spec.import_path
         try:
             self.settings: Any = self.Settings.model_validate(spec.settings)
         except ValidationError as error:
-            raise TaskFault(f"agent.settings of {spec.harness}: {describe(error)}") from error
+            raise TaskFault(f"agent.settings of {name}: {describe(error)}") from error
+        for field in ("mcp_servers", "skills_path"):
+            if getattr(spec, field) and field not in self.takes:
+                raise TaskFault(f"agent.{field}: the harness {name} takes none")
 
     async def setup(self, runtime: Runtime) -> None:
         return None

@@ -1,4 +1,4 @@
-"""A real model proxy on real sockets, in a thread with a loop of its own; what it recorded is read back from the file."""
+"""A real model proxy on real sockets, in a thread with its own loop; what it recorded is read back from the file."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from typing import Any, TypeVar
 from polar.protocols import Rendering
 from polar.proxy import Attempt, ModelProxy, RunRecord, make_engine
 from polar.records import BuildResult
-from polar.requests import AgentSpec, ExecInput, TaskRequest
+from polar.requests import AgentSpec, ExecInput, StrategySpec, TaskRequest
 from polar.sessionlog import LogWriter, SessionLog, read
 from polar.trajectory.prefix_merging import PrefixMerging
-from polar.requests import StrategySpec
 
 T = TypeVar("T")
 
@@ -64,7 +63,7 @@ class RunningProxy:
         request = make_task(**task)
         names = {"session_id": f"s{number}", "task_id": request.task_id, "attempt": attempt}
         header = self.proxy.header(**names, session_index=session_index, task=request)
-        log = LogWriter(self._folder / f"{number}.log", header)
+        log = LogWriter(self._folder / f"{id(self)}" / f"{number}.log", header)
         key = f"key-{number}"
 
         async def on_loop() -> None:

@@ -183,11 +183,7 @@ def make_app(machine: Machine) -> web.Application:
 
     async def respond(request: web.Request, kind: type[Generate] | type[Chat]) -> web.StreamResponse:
         body = await request.json()
-        probe = body.get("max_tokens") == 1 or (body.get("sampling_params") or {}).get("max_new_tokens") == 1
-        if not (probe and machine.script and not machine.script[0].get("probe")):
-            step = machine.step()
-        else:
-            step = {"ids": [7]}
+        step = machine.step()
         machine.requests.append({"path": request.path, "body": body})
         fault = step.get("fault")
         if fault == "500":
@@ -246,6 +242,7 @@ def make_app(machine: Machine) -> web.Application:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
         if stopped.is_set():
             answer.ids, answer.finish = answer.ids[: at + 1], "abort"
 
@@ -325,7 +322,9 @@ class ScriptedEngine:
 
 
 @contextlib.contextmanager
-def scripted_engine(tokenizer: Path | None = None, *, incremental: bool = False, port: int = 0) -> Iterator[ScriptedEngine]:
+def scripted_engine(
+    tokenizer: Path | None = None, *, incremental: bool = False, port: int = 0
+) -> Iterator[ScriptedEngine]:
     sock = socket.create_server(("127.0.0.1", port))
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()

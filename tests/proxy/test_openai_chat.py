@@ -46,7 +46,8 @@ def test_a_plain_answer_is_recorded_token_by_token(
     assert rendering.decode(call.ids) == "hello you<|im_end|>"
     assert np.all(call.logprobs == np.float32(-0.5))
     assert call.spans == [(0, len(call.ids), "7")]
-    assert call.delivered and call.finished.finish_reason == "stop"
+    assert call.delivered
+    assert call.finished.finish_reason == "stop"
     assert (record.completions, record.sampled, record.fault) == (1, len(call.ids), None)
     assert answer.usage.completion_tokens == len(call.ids)
     assert answer.usage.prompt_tokens == call.prompt_length
@@ -67,14 +68,17 @@ def test_tool_turns_continue_the_sampled_ids(engine: ScriptedEngine, proxy: Runn
     assert second.choices[0].message.content == "done"
     log = session.log
     one, two = log.calls
-    assert two.prompt.source == "continued" and two.prompt.keep == one.length
+    assert two.prompt.source == "continued"
+    assert two.prompt.keep == one.length
     assert engine.requests[1]["input_ids"][: one.length] == [*log.prompt_ids(one), *one.ids]
     built = session.build()
     assert len(built.traces) == 1
     assert built.tokens.trainable == built.tokens.sampled == len(one.ids) + len(two.ids)
 
 
-@pytest.mark.parametrize("text", ["plain text", f"a {CALL} b {CALL}", "<think>\nhm\n</think>\n\nso", "é水🙂 <tool_call>{bad"])
+@pytest.mark.parametrize(
+    "text", ["plain text", f"a {CALL} b {CALL}", "<think>\nhm\n</think>\n\nso", "é水🙂 <tool_call>{bad"]
+)
 def test_a_stream_says_what_a_whole_answer_says(engine: ScriptedEngine, proxy: RunningProxy, text: str) -> None:
     engine.script({"text": text}, {"text": text})
     session = proxy.open()
@@ -108,14 +112,16 @@ def test_text_is_relayed_while_the_engine_produces_it(engine: ScriptedEngine, pr
 def test_errors_have_the_dialects_shape(proxy: RunningProxy) -> None:
     session = proxy.open()
     chat = client(session).chat.completions
+    picture = {"type": "image_url", "image_url": {"url": "data:"}}
     with pytest.raises(openai.BadRequestError, match="image_url"):
-        picture = {"type": "image_url", "image_url": {"url": "data:"}}
         chat.create(model="policy", messages=[{"role": "user", "content": [picture]}])
     with pytest.raises(openai.BadRequestError) as overflow:
         chat.create(model="policy", messages=[user("x" * 5000)])
     assert overflow.value.code == "context_length_exceeded"
     record, log = session.end()
-    assert record.context and record.refused == 2 and not log.calls
+    assert record.context
+    assert record.refused == 2
+    assert not log.calls
     assert [refused.reason for refused in log.refusals] == ["unsupported", "context"]
     with pytest.raises(openai.AuthenticationError):
         chat.create(model="policy", messages=[user("x")])

@@ -127,8 +127,8 @@ def objects(body: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 
 def picked(body: Mapping[str, Any], names: Mapping[str, tuple[str, Kind]]) -> dict[str, Any]:
     """Sampling settings that are there, under their canonical names: {theirs: (ours, kind)}."""
-    found = {ours: field(body, theirs, kind) for theirs, (ours, kind) in names.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    found = [(ours, field(body, theirs, kind)) for theirs, (ours, kind) in names.items()]
+    return {name: value for name, value in found if value is not None}
 
 
 def joined_text(content: Any, where: str, read: Callable[[dict[str, Any]], str]) -> str:

@@ -1,0 +1,160 @@
+"""Any server with OpenAI chat completions: it renders and parses itself. Without token ids nothing is trainable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from polar.errors import EngineFault, PolarError, PolicyFault
+from polar.protocols import EngineCall, EngineFacts, Piece
+from polar.proxy.engines.http import PROBE_SECONDS, EngineHTTP
+from polar.records import IDS, LOGPROBS
+
+_PATH = "/v1/chat/completions"
+_DEFAULTS = {"top_k": -1}
+"""said to engines that need it said; others do not know these fields"""
+
+
+class OpenAI(EngineHTTP):
+    kind = "openai"
+    takes_ids = False
+    extras: ClassVar[Mapping[str, Any]] = {}
+    """request fields of this engine's own"""
+
+    def __init__(self, base_url: str) -> None:
+        super().__init__(base_url.removesuffix("/v1"))
+        self._model: str | None = None
+
+    async def generate(self, call: EngineCall) -> AsyncIterator[Piece]:
+        body = await self._request(call)
+        try:
+            async for piece in self._pieces(call, body):
+                yield piece
+        except PolicyFault:
+            # Prompt and max_tokens together were too long; without it the engine takes what room there is.
+            if body.pop("max_tokens", None) is None:
+                raise
+            async for piece in self._pieces(call, body):
+                yield piece
+
+    async def probe(self) -> EngineFacts:
+        facts = EngineFacts(kind=self.kind, healthy=False)
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                models = (await self.facts("/v1/models")).get("data") or [{}]
+                facts.model = self._model = models[0].get("id")
+                facts.context_length = models[0].get("max_model_len")
+                await self._sample_one(facts)
+                facts.healthy = True
+        except TimeoutError:
+            facts.problem = f"the engine {self.base_url} did not answer a 1-token request in {PROBE_SECONDS:g} s"
+        except PolarError as fault:
+            facts.problem = fault.message
+        return facts
+
+    def check(self, pieces: list[Piece]) -> None:
+        """Raises EngineFault `engine_lies` when an answer lacks what this engine promises."""
+
+    async def _sample_one(self, facts: EngineFacts) -> None:
+        question = [{"role": "user", "content": "hi"}]
+        call = EngineCall(rid="", stream=False, messages=question, sampling={"max_tokens": 1, "temperature": 1.0})
+        pieces = [piece async for piece in self.generate(call)]
+        facts.returns_ids = any(len(piece.ids) for piece in pieces)
+        facts.version = pieces[-1].version
+
+    async def _request(self, call: EngineCall) -> dict[str, Any]:
+        if self._model is None:
+            self._model = ((await self.facts("/v1/models")).get("data") or [{}])[0].get("id") or "policy"
+        given = {name: value for name, value in call.sampling.items() if value != _DEFAULTS.get(name)}
+        body = {"model": self._model, "messages": call.messages, "stream": call.stream, **given, **self.extras}
+        if call.tools:
+            choice = call.tool_choice
+            named = {"type": "function", "function": choice} if isinstance(choice, dict) else choice
+            body |= {"tools": call.tools, "tool_choice": named}
+        return body | ({"stream_options": {"include_usage": True}} if call.stream else {})
+
+    async def _pieces(self, call: EngineCall, body: dict[str, Any]) -> AsyncIterator[Piece]:
+        async with self.post(_PATH, body) as response:
+            reply = _Reply()
+            if call.stream:
+                async for document in self.events(response):
+                    yield reply.piece(document, "delta")
+            else:
+                yield reply.piece(await self.document(response), "message")
+            last = reply.last()
+            self.check([*reply.pieces, last])
+            yield last
+
+
+class _Reply:
+    """What the answer has said so far: pieces of tokens, and the message that they make."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self._message: dict[str, Any] = {"role": "assistant", "content": ""}
+        self._calls: dict[int, dict[str, Any]] = {}
+        self._finish: str | None = None
+        self._matched: int | str | None = None
+        self._usage: dict[str, int] = {}
+        self._version: str | None = None
+
+    def piece(self, document: dict[str, Any], part: str) -> Piece:
+        """`part`: delta in an event of a stream, message in a whole answer."""
+        version = (document.get("metadata") or {}).get("weight_version")
+        self._version = str(version) if version is not None else self._version
+        usage = document.get("usage") or {}
+        self._usage |= {name: usage[name] for name in ("prompt_tokens", "completion_tokens") if usage.get(name)}
+        choice = (document.get("choices") or [{}])[0]
+        said = choice.get(part) or {}
+        self._read(said, choice)
+        ids = np.asarray(choice.get("token_ids") or [], IDS)
+        prompt = document.get("prompt_token_ids") or choice.get("prompt_token_ids")
+        made = Piece(
+            ids=ids,
+            logprobs=_logprobs(choice, len(ids)),
+            text=said.get("content") or "",
+            version=self._version,
+            prompt_ids=np.asarray(prompt, IDS) if prompt else None,
+        )
+        self.pieces.append(made)
+        return made
+
+    def last(self) -> Piece:
+        if self._finish is None:
+            raise EngineFault("the engine's answer has no finish_reason", name="engine_error")
+        calls = [self._calls[at] for at in sorted(self._calls)]
+        message = self._message | ({"tool_calls": calls} if calls else {})
+        return Piece(
+            ids=np.empty(0, IDS),
+            version=self._version,
+            finish_reason=self._finish,
+            matched=self._matched,
+            message=message,
+            usage=self._usage,
+        )
+
+    def _read(self, said: dict[str, Any], choice: dict[str, Any]) -> None:
+        self._finish = choice.get("finish_reason") or self._finish
+        self._matched = choice.get("stop_reason") or choice.get("matched_stop") or self._matched
+        self._message["content"] += said.get("content") or ""
+        if reasoning := said.get("reasoning") or said.get("reasoning_content"):
+            self._message["reasoning_content"] = self._message.get("reasoning_content", "") + reasoning
+        for at, call in enumerate(said.get("tool_calls") or []):
+            known = self._calls.setdefault(call.get("index", at), _empty_call())
+            function = call.get("function") or {}
+            known["id"] = call.get("id") or known["id"]
+            known["function"]["name"] += function.get("name") or ""
+            known["function"]["arguments"] += function.get("arguments") or ""
+
+
+def _empty_call() -> dict[str, Any]:
+    return {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+
+
+def _logprobs(choice: dict[str, Any], count: int) -> np.ndarray | None:
+    """The sampled tokens' own (case 16: never those of top_logprobs); None where they are not one a token."""
+    content = (choice.get("logprobs") or {}).get("content") or []
+    return np.asarray([entry.get("logprob") for entry in content], LOGPROBS) if len(content) == count else None

@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from polar.codec import to_json
@@ -46,3 +47,11 @@ def stop(message: str, code: ExitCode) -> typer.Exit:
     """Says what is wrong; to be raised: `raise stop("…", ExitCode.USAGE)`."""
     err().print(Text("error: ", style="bold red") + Text(message))
     return typer.Exit(int(code))
+
+
+def grid(*columns: str) -> Table:
+    """A plain table; a column whose name starts with > is set to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
+    return table

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from polar.cli import logs
-from polar.cli.console import ExitCode, out, print_json
+from polar.cli.console import ExitCode, grid, out, print_json
 from polar.cli.options import ENGINE_KINDS, Json, Verbose
 from polar.protocols import EngineFacts
 
@@ -106,9 +106,7 @@ def _failed(checks: list[Check]) -> bool:
 
 
 def _table(checks: list[Check]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("", "what", "is it so", "found", "what to do"):
-        table.add_column(name)
+    table = grid("", "what", "is it so", "found", "what to do")
     signs = {True: "[green]yes[/]", False: "[red]no[/]", None: "[yellow]?[/]"}
     for check in checks:
         table.add_row(check.subject, check.what, signs[check.ok], check.found, "" if check.ok else check.advice)

@@ -14,7 +14,7 @@ from polar.cli.console import out, print_json
 from polar.cli.nodes import node_settings, server_settings
 from polar.cli.nodes import topology as read_topology
 from polar.cli.options import Data, Json, NodeId, TopologyFile, Verbose
-from polar.config import NodeSettings, control_token
+from polar.config import NodeSettings
 from polar.errors import ConfigError
 
 ServerUrl = Annotated[
@@ -45,7 +45,7 @@ def gateway(
     url = server or known.gateway.rollout_server_url or known.rollout.url
     folder = data or Path(f"polar-gateway-{node.id}")
     with lock.held(folder):
-        token = control_token(folder)
+        token = running.token_of(folder)
         beat = known.gateway.heartbeat_interval_seconds
         raise typer.Exit(running.live(lambda stop: _gateway(stop, node, url, token, folder, beat, json)))
 
@@ -78,11 +78,10 @@ def server(
 
     async def main(stop: running.Stop) -> None:
         async with asyncio.TaskGroup() as group:
-            work = running.server(settings, control_token(folder), lambda url: _announce("url", url, folder, json))
+            work = running.server(settings, running.token_of(folder), lambda url: _announce("url", url, folder, json))
             await running.until_stopped(stop, group.create_task(work))
 
-    with lock.held(folder):
-        raise typer.Exit(running.live(main))
+    raise typer.Exit(running.live(main))
 
 
 def _announce(name: str, url: str, folder: Path, json: bool) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from polar.cli.console import ExitCode, say
 from polar.cli.engine_process import EngineProcess
-from polar.config import NodeSettings, RolloutSettings
+from polar.config import NodeSettings, RolloutSettings, control_token
 from polar.errors import ConfigError, EngineFault
 
 _ENGINE_LOOK_SECONDS = 0.5
@@ -81,6 +81,14 @@ def _named(error: BaseException) -> BaseException:
     if isinstance(error, OSError) and error.errno in _CANNOT_LISTEN:
         return ConfigError(f"{error.strerror}: give another --port or --gateway-port (0 = any free one), or --host")
     return error
+
+
+def token_of(folder: Path) -> str:
+    """The control token of a data folder, made there if need be. Raises ConfigError for an unusable folder."""
+    try:
+        return control_token(folder)
+    except OSError as error:
+        raise ConfigError(f"the data folder {folder} cannot be used: {error.strerror}. Give --data another") from error
 
 
 async def server(settings: RolloutSettings, token: str, ready: Ready) -> None:

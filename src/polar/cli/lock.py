@@ -1,4 +1,5 @@
-"""A data folder belongs to one live process; the kernel frees it when that process is gone, however it went."""
+"""A gateway's folder belongs to one live process (another would sweep its sandboxes away); the kernel frees it when
+that process is gone, however it went."""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ def held(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         fd = os.open(folder / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise ConfigError(f"the data folder {folder} cannot be used: {error.strerror}. Give --data another") from error
+        raise ConfigError(f"the folder {folder} cannot be used: {error.strerror}. Give --data another") from error
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.read(fd, 20).decode(errors="replace").strip() or "unknown"
             raise ConfigError(
-                f"the data folder {folder} is in use by another polar process (pid {holder}): "
+                f"the folder {folder} is in use by another polar process (pid {holder}): "
                 "stop that one, or give --data another folder"
             ) from None
         os.ftruncate(fd, 0)

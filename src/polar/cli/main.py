@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import typer
 
@@ -10,7 +11,11 @@ from polar.cli import demo
 from polar.cli.console import ExitCode, stop
 from polar.cli.doctor import doctor
 from polar.cli.gateway import gateway, server
+from polar.cli.run import run
 from polar.cli.serve import serve
+from polar.cli.show import show
+from polar.cli.tasks import cancel, status, submit
+from polar.cli.why import why
 from polar.errors import ConfigError, PolarError, TaskFault
 
 EPILOG = "Start with `polar demo`; or `polar serve`, then `polar run tasks.jsonl` in another terminal."
@@ -24,11 +29,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-app.command()(serve)
-app.command()(doctor)
-app.command(context_settings=demo.SETTINGS, add_help_option=False)(demo.demo)
-app.command()(gateway)
-app.command()(server)
+COMMANDS: dict[str, Callable[..., None]] = {
+    "serve": serve,
+    "run": run,
+    "submit": submit,
+    "status": status,
+    "cancel": cancel,
+    "show": show,
+    "why": why,
+    "doctor": doctor,
+    "gateway": gateway,
+    "server": server,
+}
+for name, command in COMMANDS.items():
+    app.command(name)(command)
+app.command("demo", context_settings=demo.SETTINGS, add_help_option=False)(demo.demo)
 
 
 def main() -> None:

@@ -4,10 +4,11 @@ has words here, so nothing is ever dropped without a name and a session id."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import msgspec
 
+from polar.cli.results import termination as ending_of
+from polar.cli.results import tokens
 from polar.endings import TABLE
 from polar.records import Exclusion, SessionResult, SessionStatus, TaskStatus, Termination
 
@@ -66,7 +67,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 def report(status: TaskStatus) -> Report:
-    ledgers = [_tokens(result) for result in status.results]
+    ledgers = [tokens(result) for result in status.results]
     return Report(
         task_id=status.task_id,
         status=status.status,
@@ -87,12 +88,12 @@ def _findings(result: SessionResult) -> Iterator[Finding]:
     yield from _training(result)
 
 
-def _one(result: SessionResult, kind: str, reason: str, meaning: str, tokens: int = 0) -> Finding:
-    return Finding(kind=kind, reason=reason, meaning=meaning, tokens=tokens, sessions=[result.session_id])
+def _one(result: SessionResult, kind: str, reason: str, meaning: str, count: int = 0) -> Finding:
+    return Finding(kind=kind, reason=reason, meaning=meaning, tokens=count, sessions=[result.session_id])
 
 
 def _ending(result: SessionResult) -> Iterator[Finding]:
-    name = str(result.metadata.get("termination") or result.status.lower())
+    name = ending_of(result)
     if name == Termination.DONE and result.status is SessionStatus.COMPLETED:
         return
     finding = _one(result, "ending", name, ENDINGS[_termination(name)])
@@ -106,16 +107,15 @@ def _termination(name: str) -> Termination:
 
 
 def _exclusions(result: SessionResult) -> Iterator[Finding]:
-    for reason, tokens in _tokens(result).get("excluded", {}).items():
+    for reason, count in tokens(result).get("excluded", {}).items():
         meaning = EXCLUSIONS[Exclusion(reason)] if reason in list(Exclusion) else reason
-        if tokens:
-            yield _one(result, "excluded", reason, meaning, tokens)
+        if count:
+            yield _one(result, "excluded", reason, meaning, count)
 
 
 def _training(result: SessionResult) -> Iterator[Finding]:
     """What stands in the way of training a session that ended well enough to be trained."""
-    name = str(result.metadata.get("termination"))
-    if result.trajectory is None or not TABLE[_termination(name)].trained:
+    if result.trajectory is None or not TABLE[_termination(ending_of(result))].trained:
         return
     traces = result.trajectory.traces
     spoiled = sum(trace.trainable for trace in traces if trace.trainable and trace.response_logprobs is None)
@@ -126,10 +126,6 @@ def _training(result: SessionResult) -> Iterator[Finding]:
         yield _one(result, "untrained", "zero_trainable", "no token of it is trainable: nothing to learn from")
     elif all(trace.reward is None for trace in traces):
         yield _one(result, "reward", "no_reward", "it has no reward: the task has no evaluator")
-
-
-def _tokens(result: SessionResult) -> dict[str, Any]:
-    return dict(result.trajectory.metadata.get("tokens") or {}) if result.trajectory else {}
 
 
 def _merged(findings: Iterable[Finding]) -> list[Finding]:

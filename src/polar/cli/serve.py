@@ -12,10 +12,10 @@ import typer
 from polar.cli import lock, logs
 from polar.cli.console import out, print_json, say
 from polar.cli.engine_process import HOW_TO_MAKE_A_MODEL, EngineProcess
-from polar.cli.live import Stop, engine_alive, gateway, live, server, until_stopped
+from polar.cli.live import Stop, engine_alive, gateway, live, server, token_of, until_stopped
 from polar.cli.nodes import EMBEDDED, node_settings, server_settings, topology
 from polar.cli.options import ENGINE_KINDS, Data, Json, NodeId, TopologyFile, Verbose
-from polar.config import NodeSettings, RolloutSettings, control_token
+from polar.config import NodeSettings, RolloutSettings
 from polar.errors import ConfigError
 
 EngineUrl = Annotated[str | None, typer.Option("--engine-url", metavar="URL", help="An inference engine that runs.")]
@@ -99,7 +99,7 @@ def serve(
         },
     )
     beat = known.gateway.heartbeat_interval_seconds
-    with lock.held(folder), child.running() if child else nullcontext():
+    with lock.held(folder / "gateway"), child.running() if child else nullcontext():
         raise typer.Exit(live(lambda stop: _serve(stop, settings, node, child, beat, json)))
 
 
@@ -123,7 +123,7 @@ async def _serve(
     json: bool,
 ) -> None:
     folder = Path(settings.save_dir)
-    token = control_token(folder)
+    token = token_of(folder)
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def our_gateway() -> None:

@@ -9,6 +9,8 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from polar.cli.console import grid
+from polar.cli.results import number, reward, seconds, termination
 from polar.cli.tokens import Decoder, sampled, visible
 from polar.records import SessionResult, SessionTiming
 from polar.sessionlog import SessionLog
@@ -33,30 +35,23 @@ def heading(log: SessionLog, result: SessionResult | None) -> Iterator[Text]:
         f"{header.engine or 'an engine'}" + ("" if log.sealed else " · not sealed") + (" · torn" if log.torn else "")
     )  # fmt: skip
     if result is not None:
-        ending = result.metadata.get("termination")
-        yield Text(f"{result.status} ({ending}) · reward {_number(reward(result))} · {stages(result.timing)}")
-        if result.error:
-            yield Text(result.error, style="red")
+        yield from ending(result)
 
 
-def reward(result: SessionResult) -> float | None:
-    """Mean over the traces that have one."""
-    rewards = (
-        [trace.reward for trace in result.trajectory.traces if trace.reward is not None] if result.trajectory else []
-    )
-    return sum(rewards) / len(rewards) if rewards else None
+def ending(result: SessionResult) -> Iterator[Text]:
+    yield Text(f"{result.status} ({termination(result)}) · reward {number(reward(result))} · {stages(result.timing)}")
+    if result.error:
+        yield Text(result.error, style="red")
 
 
 def stages(timing: SessionTiming) -> str:
     parts = [(name, getattr(timing, field)) for name, field in _STAGES]
-    return " · ".join(f"{name} {_seconds(value)}" for name, value in parts if value is not None)
+    return " · ".join(f"{name} {seconds(value)}" for name, value in parts if value is not None)
 
 
 def table(turns: list[Turn]) -> Table:
     """One row a turn. Logprob: the mean over its sampled tokens."""
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("turn", "context", "prompt", "kept", "sampled", "logprob", "ended", "trace", "seconds"):
-        shown.add_column(name, justify="right" if name in ("turn", "prompt", "kept", "sampled", "logprob") else "left")
+    shown = grid("turn", "context", ">prompt", ">kept", ">sampled", ">logprob", "ended", "trace", ">time")
     for turn in turns:
         shown.add_row(*_row(turn))
     return shown
@@ -74,7 +69,7 @@ def _row(turn: Turn) -> tuple[str, ...]:
         f"{finite.mean():.2f}" if len(finite) else "none" if len(turn.ids) else "",
         ended if turn.delivered else f"{ended}, undelivered",
         f"{turn.trace}" if turn.trace is not None else f"none: {turn.excluded or 'nothing sampled'}",
-        _seconds(1000 * (turn.finished_at - turn.opened_at)) if turn.finished_at else "",
+        seconds(1000 * (turn.finished_at - turn.opened_at)) if turn.finished_at else "",
     )
 
 
@@ -130,7 +125,7 @@ def document(
         "task_id": log.header.task_id,
         "attempt": log.header.attempt,
         "status": result.status if result else None,
-        "termination": result.metadata.get("termination") if result else None,
+        "termination": termination(result) if result else None,
         "reward": reward(result) if result else None,
         "error": result.error if result else None,
         "timing": result.timing if result else None,
@@ -143,11 +138,3 @@ def document(
 
 def _texts(ids: Iterable[int], decode: Decoder) -> list[str]:
     return [decode(int(token)) for token in ids]
-
-
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.3g}"
-
-
-def _seconds(milliseconds: float) -> str:
-    return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"

@@ -1,0 +1,55 @@
+"""A rollout server as the commands see it: what goes wrong becomes an exit code and a sentence that says what to do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from polar.cli.console import ExitCode, stop
+from polar.cli.options import DEFAULT_DATA
+from polar.client import Client, ClientError
+from polar.config import TOKEN_VARIABLE
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@contextmanager
+def connected(url: str, data: Path | None) -> Iterator[Client]:
+    """A client; inside the block a ClientError ends the command. The control token is looked for in `data`."""
+    address = urlsplit(url)
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise stop(f"--server {url!r} is no URL: write it like http://127.0.0.1:8080", ExitCode.USAGE)
+    try:
+        with Client(url, _token(address.hostname, data)) as client:
+            yield client
+    except ClientError as error:
+        raise stop(_advice(error), code_of(error)) from error
+    except msgspec.DecodeError as error:
+        raise stop(f"{url} answers, but not as a rollout server does: {error}", ExitCode.USAGE) from error
+
+
+def _token(host: str, data: Path | None) -> str | None:
+    """POLAR_CONTROL_PLANE_TOKEN; else, for a server of this machine alone, the one in the data folder."""
+    file = (data or DEFAULT_DATA) / "control_token"
+    if os.environ.get(TOKEN_VARIABLE) or host not in _LOOPBACK or not file.is_file():
+        return None
+    return file.read_text().strip()
+
+
+def code_of(error: ClientError) -> ExitCode:
+    if error.status is None:
+        return ExitCode.UNREACHABLE
+    return ExitCode.USAGE if error.status < 500 else ExitCode.FAILED
+
+
+def _advice(error: ClientError) -> str:
+    if error.status is None:
+        return f"{error.message}. Start it with `polar serve`, or name another with --server"
+    if error.status == 401:
+        return f"{error.message}. Set {TOKEN_VARIABLE}, or give --data with the server's data folder"
+    return error.message

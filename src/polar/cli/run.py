@@ -1,0 +1,190 @@
+"""`polar run`: hand tasks over, watch them, see the rewards. Ctrl-C takes back what it handed over."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import IO, Annotated
+
+import typer
+from rich.live import Live
+from rich.table import Table
+
+from polar.cli.console import ExitCode, err, grid, out, print_json, say
+from polar.cli.options import DEFAULT_SERVER, Data, Json, Server
+from polar.cli.progress import LOOK_SECONDS, Row, Run
+from polar.cli.remote import connected
+from polar.cli.results import mean, number
+from polar.cli.tasks import File, load
+from polar.client import Client
+from polar.codec import to_json
+from polar.errors import ConfigError
+from polar.records import TaskResult
+from polar.requests import TaskRequest
+
+_SHOWN = 30
+"""rows of the live table; the totals stand below"""
+_CANCEL_SECONDS = 15.0
+
+Save = Annotated[
+    Path | None, typer.Option("--save", metavar="FILE", help="Write the results there, one task a line (JSONL).")
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Under new ids: run also what the server knows already.")]
+
+
+def run(
+    file: File,
+    server: Server = DEFAULT_SERVER,
+    data: Data = None,
+    save: Save = None,
+    fresh: Fresh = False,
+    json: Json = False,
+) -> None:
+    """Run a file of tasks, watch them, and see their rewards.
+
+    The whole file is checked before anything is sent. A task that the server knows already is not run again. Ctrl-C
+    cancels what is not over. Exit code 1: a task has failed.
+
+    Examples:
+
+        polar run tasks.jsonl
+
+        polar run tasks.yaml --save results.jsonl --fresh
+    """
+    tasks = _renamed(load(file).tasks) if fresh else load(file).tasks
+    with connected(server, data) as client, _saving(save) as saving:
+        following = Run(client, ((task.task_id, task.num_samples) for task in tasks))
+        with _cancelling(following):
+            _submit(client, tasks)
+            _watch(following, saving, live=not json and err().is_terminal)
+    _report(following, save, json)
+    raise typer.Exit(ExitCode.FAILED if following.failed else ExitCode.OK)
+
+
+def _renamed(tasks: list[TaskRequest]) -> list[TaskRequest]:
+    stamp = f"{time.time_ns() // 1_000_000:x}"
+    return [task.model_copy(update={"task_id": f"{task.task_id}-{stamp}"}) for task in tasks]
+
+
+@contextmanager
+def _saving(path: Path | None) -> Iterator[IO[bytes] | None]:
+    """Opened before anything is sent: results that cannot be saved are not worth waiting for."""
+    try:
+        file = path.open("wb") if path else nullcontext()
+    except OSError as error:
+        raise ConfigError(f"--save {path} cannot be written: {error.strerror}") from error
+    with file as open_file:
+        yield open_file
+
+
+@contextmanager
+def _cancelling(following: Run) -> Iterator[None]:
+    """SIGTERM as SIGINT. A second one ends at once; the server goes on cancelling what it was told to."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        count = len(following.unfinished)
+        say(f"cancelling {count} task{'s' * (count != 1)}", "yellow")
+        following.cancel()
+        _await_cancelled(following)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _await_cancelled(following: Run) -> None:
+    deadline = time.monotonic() + _CANCEL_SECONDS
+    while following.unfinished and time.monotonic() < deadline:
+        following.look()
+        time.sleep(LOOK_SECONDS / 2)
+    if following.unfinished:
+        say(f"still being cancelled: {', '.join(following.unfinished)}", "yellow")
+
+
+def _submit(client: Client, tasks: list[TaskRequest]) -> None:
+    known = sum(client.submit(task).status.terminal for task in tasks)
+    if known:
+        say(f"{known} of {len(tasks)} tasks were over before; --fresh runs them again under new ids", "yellow")
+
+
+def _watch(following: Run, saving: IO[bytes] | None, live: bool) -> None:
+    screen = Live(console=err(), auto_refresh=False, transient=True) if live else nullcontext()
+    with screen as shown:
+
+        def seen(over: list[Row]) -> None:
+            for row in over:
+                _save(following, row, saving)
+            if shown is not None:
+                shown.update(_table(following, _SHOWN), refresh=True)
+            else:
+                _say_lines(following, over)
+
+        following.follow(seen)
+
+
+def _save(following: Run, row: Row, saving: IO[bytes] | None) -> None:
+    if saving is None:
+        return
+    known = following.results[row.task_id]
+    result = TaskResult(
+        task_id=known.task_id, status=known.status, results=known.results, result_paths=known.result_paths
+    )
+    saving.write(to_json(result) + b"\n")
+    saving.flush()
+
+
+def _say_lines(following: Run, over: list[Row]) -> None:
+    total = len(following.rows)
+    for row in over:
+        done = len(following.results)
+        say(f"{row.task_id}: {row.status}, mean reward {number(row.mean_reward)} ({done} of {total} tasks are over)")
+
+
+def _table(following: Run, most: int | None = None) -> Table:
+    table = grid("task", "status", ">sessions", ">mean reward", ">traces", ">sampled", ">trainable", "")
+    rows = sorted(following.rows.values(), key=lambda row: row.task_id in following.results) if most else None
+    for row in (rows or list(following.rows.values()))[:most]:
+        waits = f"waits for {row.waiting_for}" if row.waiting_for else row.error or ""
+        table.add_row(*_cells(row), waits)
+    if len(following.rows) > 1:
+        table.add_row(*_cells(_total(following)), style="bold")
+    return table
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    tokens = ("" if value is None else str(value) for value in (row.sampled, row.trainable))
+    return (row.task_id, row.status, f"{row.done}/{row.sessions}", number(row.mean_reward), number(row.traces), *tokens)
+
+
+def _total(following: Run) -> Row:
+    rows = following.rows.values()
+    return Row(
+        task_id="all",
+        status=f"{len(following.results)}/{len(rows)} over",
+        sessions=sum(row.sessions for row in rows),
+        done=sum(row.done for row in rows),
+        mean_reward=mean(row.mean_reward for row in rows),
+        traces=mean(row.traces for row in rows),
+        sampled=sum(row.sampled or 0 for row in rows),
+        trainable=sum(row.trainable or 0 for row in rows),
+    )
+
+
+def _report(following: Run, save: Path | None, json: bool) -> None:
+    paths = [path for known in following.results.values() for path in known.result_paths]
+    if json:
+        print_json({"tasks": list(following.rows.values()), "result_paths": paths, "saved": save and str(save)})
+        return
+    out().print(_table(following))
+    where = sorted({str(Path(path).parent) for path in paths})
+    if where:
+        out().print(f"results: {where[0]}" + (f" and {len(where) - 1} more folders" if len(where) > 1 else ""))
+    if save:
+        out().print(f"saved: {save}")
+    sessions = [result.session_id for known in following.results.values() for result in known.results]
+    if sessions:
+        out().print(f"look closer: polar show {sessions[0]}; polar why {next(iter(following.results))}")

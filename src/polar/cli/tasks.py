@@ -1,0 +1,128 @@
+"""`polar submit`, `status` and `cancel`: hand tasks over, look at them, take them back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from polar.cli.console import ExitCode, grid, out, print_json, say
+from polar.cli.options import DEFAULT_SERVER, Data, Json, Server
+from polar.cli.remote import connected
+from polar.cli.results import number, seconds
+from polar.cli.taskfile import TaskFile, read_tasks
+from polar.client import Client
+from polar.records import GatewayNodeInfo, SessionSummary, TaskState, TaskSummary
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="Tasks: .jsonl (one a line), .yaml or .json.", exists=False)]
+TaskId = Annotated[str, typer.Argument(metavar="TASK", help="A task's id.")]
+
+
+def load(path: Path) -> TaskFile:
+    """The file's tasks; its warnings are said."""
+    file = read_tasks(path)
+    for warning in file.warnings:
+        say(f"warning: {warning}", "yellow")
+    return file
+
+
+def submit(file: File, server: Server = DEFAULT_SERVER, data: Data = None, json: Json = False) -> None:
+    """Hand tasks to the server and return at once. The whole file is checked before anything is sent.
+
+    The same task under the same id is one task, so a submit may be repeated.
+
+    Example: polar submit tasks.jsonl
+    """
+    tasks = load(file).tasks
+    with connected(server, data) as client:
+        accepted = [client.submit(task) for task in tasks]
+    if json:
+        print_json(accepted)
+        return
+    for task in accepted:
+        out().print(f"{task.task_id}  {task.status}")
+
+
+def cancel(task: TaskId, server: Server = DEFAULT_SERVER, data: Data = None, json: Json = False) -> None:
+    """Stop a task: its sessions end, its sandboxes go, its status becomes cancelled.
+
+    Example: polar cancel hello
+    """
+    with connected(server, data) as client:
+        status = client.cancel(task)
+    print_json(status) if json else out().print(f"{status.task_id}  {status.status}")
+
+
+def status(
+    task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="A task's id; all tasks without one.")] = None,
+    server: Server = DEFAULT_SERVER,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """What runs: the server's gateways and tasks, or the sessions of one task.
+
+    Exit code 1: the task has failed or was cancelled.
+
+    Examples: polar status, polar status hello
+    """
+    with connected(server, data) as client:
+        code = _one(client, task, json) if task else _all(client, json)
+    raise typer.Exit(code)
+
+
+def _one(client: Client, task: str, json: bool) -> ExitCode:
+    known, sessions = client.task(task, results=False), client.sessions(task).sessions
+    if json:
+        print_json({"task": known, "sessions": sessions})
+    else:
+        done = f"{known.completed_sessions} of {known.total_sessions} sessions are over"
+        out().print(f"{known.task_id}: {known.status}, {done}")
+        for said in (known.error, known.waiting_for and f"waits for {known.waiting_for}"):
+            if said:
+                out().print(said, style="yellow")
+        out().print(_sessions(sessions))
+    return ExitCode.FAILED if known.status in (TaskState.FAILED, TaskState.CANCELLED) else ExitCode.OK
+
+
+def _all(client: Client, json: bool) -> ExitCode:
+    nodes, tasks = client.nodes().nodes, client.tasks().tasks
+    if json:
+        print_json({"nodes": nodes, "tasks": tasks})
+    else:
+        out().print(_nodes(nodes) if nodes else "no gateway is connected: tasks wait")
+        out().print(_tasks(tasks) if tasks else "no tasks yet: polar run tasks.jsonl")
+    return ExitCode.OK
+
+
+def _nodes(nodes: list[GatewayNodeInfo]) -> Table:
+    table = grid("gateway", "url", "state", ">init", ">ready", ">running", ">after")
+    for node in nodes:
+        state = "draining" if node.draining else "healthy" if node.healthy else "not healthy"
+        now = node.metrics
+        counts = (
+            now.init_queue_depth + now.init_inflight,
+            now.ready_depth,
+            now.run_inflight,
+            now.postrun_queue_depth + now.postrun_inflight,
+        )
+        table.add_row(node.node_id, node.gateway_url, state, *map(str, counts))
+    return table
+
+
+def _tasks(tasks: list[TaskSummary]) -> Table:
+    table = grid("task", "status", "harness", ">sessions", ">errors", ">mean reward", ">mean traces")
+    for task in tasks:
+        done = f"{task.completed_sessions}/{task.num_samples}"
+        numbers = (done, str(task.errored_sessions), number(task.mean_reward), number(task.mean_traces))
+        table.add_row(task.task_id, task.status, task.harness, *numbers)
+    return table
+
+
+def _sessions(sessions: list[SessionSummary]) -> Table:
+    table = grid("session", "status", "gateway", ">reward", ">time", "error")
+    for row in sessions:
+        time = seconds(row.timing.e2e_ms)
+        table.add_row(row.session_id, row.status, row.node_id or "", number(row.reward), time, row.error or "")
+    return table

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -99,8 +101,9 @@ def serve(
         },
     )
     beat = known.gateway.heartbeat_interval_seconds
+    announce = partial(_announce, json, folder, node)
     with lock.held(folder / "gateway"), child.running() if child else nullcontext():
-        raise typer.Exit(live(lambda stop: _serve(stop, settings, node, child, beat, json)))
+        raise typer.Exit(live(lambda stop: _serve(stop, settings, node, child, beat, announce)))
 
 
 def _engine(kind: str | None, url: str | None, model: Path | None, log: Path) -> EngineProcess | None:
@@ -120,7 +123,7 @@ async def _serve(
     node: NodeSettings,
     engine: EngineProcess | None,
     beat: float,
-    json: bool,
+    announce: Callable[[str, str], None],
 ) -> None:
     folder = Path(settings.save_dir)
     token = token_of(folder)
@@ -129,7 +132,7 @@ async def _serve(
     async def our_gateway() -> None:
         url = await listening
         say(f"the rollout server listens on {url}; waiting for the engine {node.inference.base_url}")
-        await gateway(node, url, token, folder / "gateway", beat, lambda there: _announce(url, there, folder, json))
+        await gateway(node, url, token, folder / "gateway", beat, partial(announce, url))
 
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(server(settings, token, listening.set_result))
@@ -138,8 +141,10 @@ async def _serve(
         await until_stopped(stop, working, serving, *watching)
 
 
-def _announce(url: str, gateway_url: str, folder: Path, json: bool) -> None:
+def _announce(json: bool, folder: Path, node: NodeSettings, url: str, gateway_url: str) -> None:
+    engine_url = node.inference.base_url
     if json:
-        print_json({"url": url, "gateway_url": gateway_url, "data": str(folder.resolve())})
+        where = {"url": url, "gateway_url": gateway_url, "engine_url": engine_url, "data": str(folder.resolve())}
+        print_json(where)
     else:
-        out().print(f"ready: {url} (gateway {gateway_url}, data {folder})")
+        out().print(f"ready: {url} (gateway {gateway_url}, engine {engine_url}, data {folder})")

@@ -1,0 +1,168 @@
+"""The table of endings, row by row, each with a real harness process in a real sandbox."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chain import Chain, until
+from peers.engine import ScriptedEngine
+from peers.harness import scripted
+from polar.sessionlog import parse, unpack
+
+DONE = ("write", "$ARTIFACTS_DIR/done")
+
+
+def check(result: dict[str, Any], status: str, termination: str, *, reward: float | None, traces: int) -> None:
+    trajectory = result["trajectory"]
+    assert (result["status"], result["metadata"]["termination"]) == (status, termination), result
+    assert len(trajectory["traces"] if trajectory else []) == traces
+    assert [trace["reward"] for trace in (trajectory["traces"] if trajectory else [])] == [reward] * traces
+    if trajectory:
+        tokens = trajectory["metadata"]["tokens"]
+        assert tokens["sampled"] == tokens["trainable"] + sum(tokens["excluded"].values())
+
+
+def only(results: list[dict[str, Any]]) -> dict[str, Any]:
+    assert len(results) == 1
+    return results[0]
+
+
+def test_done(chain: Chain) -> None:
+    result = only(chain.run("done", **scripted(("call", "hello"), ("call", "go on"), DONE)))
+    check(result, "COMPLETED", "done", reward=1.0, traces=1)
+    assert result["trajectory"]["metadata"]["calls"]["continued"] == 1
+    assert result["error"] is None
+    assert result["metadata"]["attempt"] == 1
+
+
+def test_done_without_evaluator(chain: Chain) -> None:
+    result = only(chain.run("plain", evaluator=None, **scripted(("call", "hello"))))
+    check(result, "COMPLETED", "done", reward=None, traces=1)
+
+
+def test_harness_exit(chain: Chain) -> None:
+    result = only(chain.run("exit", **scripted(("call", "hello"), ("exit", 3))))
+    check(result, "COMPLETED", "harness_exit", reward=0.0, traces=1)
+    assert result["metadata"]["exit_code"] == 3
+
+
+def test_no_calls_is_no_success(chain: Chain) -> None:
+    result = only(chain.run("silent", **scripted(DONE)))
+    check(result, "ERROR", "no_calls", reward=None, traces=0)
+
+
+def test_agent_timeout_is_built_and_graded(chain: Chain) -> None:
+    steps = scripted(DONE, ("call", "hello"), ("sleep", 600))
+    result = only(chain.run("slow", timeout_seconds=2, **steps))
+    check(result, "TIMEOUT", "agent_timeout", reward=1.0, traces=1)
+    assert result["trajectory"]["status"] == "TIMEOUT"
+    assert result["trajectory"]["traces"][-1]["finish_reason"] == "stop"
+
+
+def test_turn_limit(chain: Chain) -> None:
+    steps = scripted(("call", "one"), ("call", "two"), DONE)
+    result = only(chain.run("limit", limits={"turns": 1}, **steps))
+    check(result, "COMPLETED", "limit", reward=1.0, traces=1)
+    assert result["trajectory"]["traces"][-1]["finish_reason"] == "length"
+
+
+def test_context_overflow_is_no_infrastructure_fault(chain: Chain) -> None:
+    steps = scripted(("call", "one"), ("call", "x " * 5000), DONE)
+    result = only(chain.run("context", **steps))
+    check(result, "COMPLETED", "context", reward=1.0, traces=1)
+    assert result["trajectory"]["traces"][-1]["finish_reason"] == "length"
+
+
+def test_prepare_is_the_tasks_fault(chain: Chain) -> None:
+    failing = [{"type": "exec", "command": "echo no such thing >&2; exit 4"}]
+    result = only(chain.run("prepare", **scripted(("call", "hello"), prepare=failing)))
+    check(result, "ERROR", "prepare", reward=None, traces=0)
+    assert "no such thing" in result["error"]
+    assert result["metadata"]["attempt"] == 1
+
+
+def test_sandbox_that_does_not_come_up_is_tried_again(chain: Chain) -> None:
+    steps = scripted(("call", "hello"))
+    steps["runtime"]["kwargs"] = {"bind": ["/no/such/folder"]}
+    result = only(chain.run("nosandbox", **steps))
+    assert result["status"] == "ERROR"
+    assert "/no/such/folder" in result["error"]
+
+
+def test_engine_fault_is_retried_and_named(chain: Chain, engine: ScriptedEngine) -> None:
+    """The probe lifts the doubt in between; the second attempt meets a sound engine."""
+    engine.script(*[{"fault": "500"}] * 6)
+    result = only(chain.run("engine", seconds=120, **scripted(("call", "hello"), DONE)))
+    check(result, "COMPLETED", "done", reward=1.0, traces=1)
+    assert result["metadata"]["attempt"] == 2
+
+
+def test_evaluation_failure_keeps_the_trajectory(chain: Chain) -> None:
+    evaluator = {"strategy": "command", "config": {"command": "true", "reward_file": "/session/none"}}
+    result = only(chain.run("ungraded", evaluator=evaluator, **scripted(("call", "hello"))))
+    check(result, "ERROR", "evaluation", reward=None, traces=1)
+    assert result["trajectory"]["status"] == "COMPLETED"
+
+
+def test_evaluator_that_never_ends_has_its_own_budget(chain: Chain) -> None:
+    evaluator = {"strategy": "command", "config": {"command": "trap '' TERM; while :; do sleep 1; done"}}
+    result = only(chain.run("hung", evaluator=evaluator, budgets={"evaluate": 1}, **scripted(("call", "hello"))))
+    check(result, "ERROR", "evaluation", reward=None, traces=1)
+
+
+def test_memory_limit(chain: Chain) -> None:
+    result = only(chain.run("oom", **scripted(("call", "hello"), ("eat", 4000), memory_mb=200)))
+    assert result["status"] == "COMPLETED"
+    # Without a writable cgroup the limit is an rlimit: the program meets a MemoryError, and exits by itself.
+    assert result["metadata"]["termination"] in ("sandbox_limit", "harness_exit")
+    assert "ate" not in result["metadata"]["harness_log"]
+    assert [trace["reward"] for trace in result["trajectory"]["traces"]] == [0.0]
+
+
+def test_queue_budget(chain: Chain) -> None:
+    blockers = scripted(("call", "hello"), ("sleep", 600))
+    assert chain.submit("blocker", num_samples=40, **blockers).status_code == 200
+    result = only(chain.run("queued", budgets={"queue": 1}, **scripted(("call", "hello"))))
+    check(result, "TIMEOUT", "queue", reward=None, traces=0)
+    assert chain.status("queued")["status"] == "failed"
+    assert chain.http.delete("/rollout/task/blocker").status_code == 200
+    until(lambda: chain.status("blocker")["status"] == "cancelled")
+
+
+def test_cancelled(chain: Chain) -> None:
+    assert chain.submit("cancelled", **scripted(("call", "hello"), ("sleep", 600))).status_code == 200
+    until(lambda: chain.stage("cancelled") == ["RUNNING"])
+    chain.http.delete("/rollout/task/cancelled")
+    result = only(chain.results("cancelled"))
+    check(result, "ERROR", "cancelled", reward=None, traces=0)
+
+
+def test_early_stop(chain: Chain) -> None:
+    """Two sessions end by themselves, which is enough; those that would sleep on are stopped."""
+    steps = scripted(("call", "hello"), DONE, ("sleep_unless_first", 2))
+    results = chain.run("early", num_samples=4, early_stop_min_usable_sessions=2, **steps)
+    named = sorted(result["metadata"]["termination"] for result in results)
+    assert named == ["done", "done", "early_stop", "early_stop"]
+
+
+def test_build_failure_keeps_the_log(chain: Chain) -> None:
+    builder = {"strategy": "peers.broken:Broken"}
+    result = only(chain.run("unbuilt", builder=builder, **scripted(("call", "hello"))))
+    check(result, "ERROR", "build", reward=None, traces=0)
+    assert "a bug of the builder's" in result["error"]
+    log = chain.http.get(f"/tasks/unbuilt/sessions/{result['session_id']}/log")
+    assert len(parse(unpack(log.content)).calls) == 1
+
+
+def test_evaluator_bug_is_no_reward(chain: Chain) -> None:
+    evaluator = {"strategy": "peers.broken:Broken"}
+    result = only(chain.run("misgraded", evaluator=evaluator, **scripted(("call", "hello"))))
+    check(result, "ERROR", "evaluation", reward=None, traces=1)
+    assert "a bug of the evaluator's" in result["error"]
+
+
+def test_harness_bug_is_prepare(chain: Chain) -> None:
+    fields = scripted(("call", "hello")) | {"agent": {"import_path": "peers.broken:Broken"}}
+    result = only(chain.run("misharnessed", **fields))
+    check(result, "ERROR", "prepare", reward=None, traces=0)
+    assert "a bug of the harness's" in result["error"]

@@ -1,0 +1,108 @@
+"""The scripted harness: a program in a sandbox that does what its script says, step by step, and says what it met.
+
+Run inside as `python harness.py STEPS` with STEPS a JSON list of [verb, argument]; see VERBS. It talks to its model
+with the standard library alone. `scripted(...)` makes the fields of a TaskRequest that run it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+MESSAGES: list[dict[str, Any]] = []
+
+
+def call(text: str) -> None:
+    """One completion; the conversation goes on from the last one. Prints the answer, or the error's status."""
+    MESSAGES.append({"role": "user", "content": text})
+    body = json.dumps({"model": "policy", "messages": MESSAGES}).encode()
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    try:
+        with urllib.request.urlopen(request) as answer:
+            message = json.load(answer)["choices"][0]["message"]
+    except urllib.error.HTTPError as error:
+        print(f"HTTP {error.code}: {error.read().decode()}", flush=True)
+        return
+    MESSAGES.append(message)
+    print(f"model: {message['content']}", flush=True)
+
+
+def leave(code: int) -> None:
+    sys.exit(code)
+
+
+def sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def sleep_unless_first(count: int) -> None:
+    """Sleeps for ever in all but `count` sessions of a group: an id ends in -s<index>-<random>."""
+    index = int(os.environ["SESSION_ID"].rsplit("-s", 1)[1].split("-")[0])
+    time.sleep(0 if index < count else 600)
+
+
+def daemon(seconds: float) -> None:
+    """Leaves a process behind that no longer belongs to any session or process group of ours."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(seconds)
+        os._exit(0)
+    os.wait()
+
+
+def shout(megabytes: int) -> None:
+    block = ("x" * 1023 + "\n") * 1024
+    for _ in range(megabytes):
+        sys.stdout.write(block)
+
+
+def eat(megabytes: int) -> None:
+    kept = [bytearray(os.urandom(1) * (1 << 20)) for _ in range(megabytes)]
+    print(f"ate {len(kept)}", flush=True)
+
+
+def write(path: str) -> None:
+    Path(os.path.expandvars(path)).write_text("written by the harness\n")
+
+
+def tell(path: str) -> None:
+    print(Path(os.path.expandvars(path)).stat().st_size, flush=True)
+
+
+VERBS = {
+    "call": call,
+    "daemon": daemon,
+    "eat": eat,
+    "exit": leave,
+    "shout": shout,
+    "sleep": sleep,
+    "sleep_unless_first": sleep_unless_first,
+    "tell": tell,
+    "write": write,
+}
+
+
+def scripted(*steps: tuple[str, Any], **runtime: Any) -> dict[str, Any]:
+    """agent and runtime of a task whose harness does these steps in a bubblewrap sandbox with this Python."""
+    command = shlex.join([str(Path(sys.executable).resolve()), "-I", "/session/harness.py", json.dumps(steps)])
+    upload = {"type": "upload_file", "content": Path(__file__).read_text(), "target": "/session/harness.py"}
+    prepare = [upload, *runtime.pop("prepare", [])]
+    kwargs = {"bind": [sys.base_prefix]} if sys.base_prefix != "/usr" else {}
+    return {
+        "agent": {"harness": "shell", "custom_shell": {"command": f"exec {command}"}},
+        "runtime": {"prepare": prepare, "kwargs": kwargs} | runtime,
+    }
+
+
+if __name__ == "__main__":
+    for verb, argument in json.loads(sys.argv[1]):
+        VERBS[verb](argument)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import socket
 import threading
 import time
@@ -12,8 +13,13 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx
+import pytest
+
+from peers.engine import ScriptedEngine, scripted_engine
+from peers.tokenizer import make_tokenizer
 from polar.protocols import Rendering
-from polar.proxy import Attempt, ModelProxy, RunRecord, make_engine
+from polar.proxy import Attempt, ModelProxy, RunRecord, load_rendering, make_engine
 from polar.records import BuildResult
 from polar.requests import AgentSpec, ExecInput, StrategySpec, TaskRequest
 from polar.sessionlog import LogWriter, SessionLog, read
@@ -34,6 +40,19 @@ class OpenSession:
     @property
     def url(self) -> str:
         return self._house.url
+
+    def post(self, document: dict[str, Any], path: str = "/v1/chat/completions", **headers: str) -> httpx.Response:
+        """Headers are written with underscores."""
+        named = {name.replace("_", "-"): text for name, text in headers.items()}
+        auth = {"Authorization": f"Bearer {self.key}"} | named
+        return httpx.post(self.url + path, content=json.dumps(document), headers=auth, timeout=30, trust_env=False)
+
+    def turn(self, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+        """One chat completion; the answer is appended to `messages` as a client does."""
+        answer = self.post({"model": "policy", "messages": messages, **fields})
+        assert answer.status_code == 200, answer.text
+        messages.append(answer.json()["choices"][0]["message"])
+        return messages[-1]
 
     @property
     def log(self) -> SessionLog:
@@ -118,3 +137,36 @@ def until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
     while not holds():
         assert time.monotonic() < deadline, "it did not come true in time"
         time.sleep(0.01)
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="session")
+def rendering(tokenizer: Path) -> Rendering:
+    return load_rendering(tokenizer)
+
+
+@pytest.fixture
+def engine(tokenizer: Path) -> Iterator[ScriptedEngine]:
+    with scripted_engine(tokenizer) as made:
+        yield made
+
+
+@pytest.fixture
+def proxy(tmp_path: Path, engine: ScriptedEngine, rendering: Rendering) -> Iterator[RunningProxy]:
+    with running_proxy(tmp_path, engine.url, rendering) as made:
+        yield made
+
+
+@pytest.fixture
+def chat_proxy(tmp_path: Path, engine: ScriptedEngine) -> Iterator[RunningProxy]:
+    """Over an engine that renders prompts itself and says which ids it used."""
+    with running_proxy(tmp_path, engine.url, None, engine="vllm", context_length=None) as made:
+        yield made

@@ -239,10 +239,12 @@ def make_app(machine: Machine) -> web.Application:
         if not answer.step.get("hold"):
             return
         waits = [asyncio.ensure_future(event.wait()) for event in (machine.released, stopped)]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
         if stopped.is_set():
             answer.ids, answer.finish = answer.ids[: at + 1], "abort"
 

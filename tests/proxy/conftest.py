@@ -1,34 +1,5 @@
-from __future__ import annotations
+"""Fixtures of a real proxy over a scripted engine."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from running_proxy import chat_proxy, engine, proxy, rendering, tokenizer
 
-import pytest
-
-from peers.engine import ScriptedEngine, scripted_engine
-from peers.tokenizer import make_tokenizer
-from polar.protocols import Rendering
-from polar.proxy import load_rendering
-from running_proxy import RunningProxy, running_proxy
-
-
-@pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture(scope="session")
-def rendering(tokenizer: Path) -> Rendering:
-    return load_rendering(tokenizer)
-
-
-@pytest.fixture
-def engine(tokenizer: Path) -> Iterator[ScriptedEngine]:
-    with scripted_engine(tokenizer) as made:
-        yield made
-
-
-@pytest.fixture
-def proxy(tmp_path: Path, engine: ScriptedEngine, rendering: Rendering) -> Iterator[RunningProxy]:
-    with running_proxy(tmp_path, engine.url, rendering) as made:
-        yield made
+__all__ = ["chat_proxy", "engine", "proxy", "rendering", "tokenizer"]

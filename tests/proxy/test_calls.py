@@ -25,12 +25,6 @@ def body(text: str = "hi", **fields: Any) -> dict[str, Any]:
     return {"model": "policy", "messages": [{"role": "user", "content": text}]} | fields
 
 
-def post(session: OpenSession, document: dict[str, Any], **headers: str) -> httpx.Response:
-    auth = {"Authorization": f"Bearer {session.key}"} | {name.replace("_", "-"): text for name, text in headers.items()}
-    url = session.url + "/v1/chat/completions"
-    return httpx.post(url, content=json.dumps(document), headers=auth, timeout=30, trust_env=False)
-
-
 def said(answer: httpx.Response) -> str:
     """The text of an answer, whole or streamed."""
     if answer.headers["content-type"] == "application/json":
@@ -68,7 +62,7 @@ def test_who_hangs_up_and_asks_again_joins_the_call_in_flight(engine: ScriptedEn
     session = patient.open()
     hang_up(session, body(), engine)
     with ThreadPoolExecutor() as pool:
-        again = pool.submit(post, session, body())
+        again = pool.submit(session.post, body())
         until(lambda: session.log.calls[0].joined == 1)
         engine.release()
         assert said(again.result()) == "hello"
@@ -82,8 +76,8 @@ def test_an_answer_nobody_took_is_replayed(engine: ScriptedEngine, patient: Runn
     hang_up(session, body(stream=True), engine)
     engine.release()
     until(lambda: session.log.calls[0].finished is not None)
-    assert said(post(session, body(stream=True, model="other"))) == "ok"
-    assert said(post(session, body(stream=True))) == "hello"
+    assert said(session.post(body(stream=True, model="other"))) == "ok"
+    assert said(session.post(body(stream=True))) == "hello"
     assert len(engine.requests) == 2
     assert fates(session) == [("stop", True, 1), ("stop", True, 0)]
 
@@ -94,7 +88,7 @@ def test_a_retry_header_replays_a_delivered_answer_and_its_absence_is_a_new_samp
     engine.script({"text": "one"}, {"text": "two"})
     session = proxy.open()
     headers = ({}, {"x_stainless_retry_count": "1"}, {"x_stainless_retry_count": "0"})
-    assert [said(post(session, body(), **given)) for given in headers] == ["one", "one", "two"]
+    assert [said(session.post(body(), **given)) for given in headers] == ["one", "one", "two"]
     assert fates(session) == [("stop", True, 1), ("stop", True, 0)]
 
 
@@ -102,9 +96,9 @@ def test_an_equal_call_beside_a_live_one_is_a_new_sample(engine: ScriptedEngine,
     engine.script(HOLD, {"text": "two"})
     session = proxy.open()
     with ThreadPoolExecutor() as pool:
-        live = pool.submit(post, session, body())
+        live = pool.submit(session.post, body())
         until(lambda: len(engine.requests) == 1)
-        assert said(post(session, body())) == "two"
+        assert said(session.post(body())) == "two"
         engine.release()
         assert said(live.result()) == "hello"
     assert fates(session) == [("stop", True, 0), ("stop", True, 0)]
@@ -126,14 +120,14 @@ def test_the_end_of_the_session_aborts_at_once(engine: ScriptedEngine, patient: 
     engine.script(HOLD)
     session = patient.open()
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(post, session, body())
+        waiting = pool.submit(session.post, body())
         until(lambda: len(engine.requests) == 1)
         record, log = session.end()
         assert waiting.result().status_code == 502
     assert log.calls[0].finished.finish_reason == "abort"
     assert (record.completions, record.fault) == (0, None)
     assert len(engine.aborted) == 1
-    assert post(session, body()).status_code == 401
+    assert session.post(body()).status_code == 401
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -142,7 +136,7 @@ def test_a_fault_before_anything_was_relayed_is_healed(
 ) -> None:
     engine.script({"ids": [], "fault": "500"}, {"text": "", "fault": "drop"}, {"text": "healed"})
     session = proxy.open()
-    assert said(post(session, body(stream=stream))) == "healed"
+    assert said(session.post(body(stream=stream))) == "healed"
     record, log = session.end()
     assert (record.fault, record.completions) == (None, 1)
     assert len(log.calls) == 1
@@ -151,11 +145,11 @@ def test_a_fault_before_anything_was_relayed_is_healed(
 def test_a_fault_that_does_not_heal_is_the_sessions(engine: ScriptedEngine, proxy: RunningProxy) -> None:
     engine.script(*[{"ids": [4], "fault": "500"}] * 3)
     session = proxy.open()
-    answer = post(session, body())
+    answer = session.post(body())
     assert answer.status_code == 502
     assert answer.headers["x-should-retry"] == "false"
     assert "scripted failure" in answer.json()["error"]["message"]
-    assert post(session, body()).status_code == 502
+    assert session.post(body()).status_code == 502
     assert len(engine.requests) == 3
     record, log = session.end()
     assert (record.fault, record.completions) == ("engine_error", 0)
@@ -166,9 +160,13 @@ def test_a_fault_that_does_not_heal_is_the_sessions(engine: ScriptedEngine, prox
 def test_an_engine_that_dies_half_way_ends_the_stream_in_an_error_event(
     engine: ScriptedEngine, proxy: RunningProxy
 ) -> None:
-    engine.script({"text": "hello you", "fault": "drop", "after": 4})
+    engine.script({"text": "hello you", "fault": "drop", "hold": True, "after": 4})
     session = proxy.open()
-    answer = post(session, body(stream=True))
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(session.post, body(stream=True))
+        until(lambda: proxy.proxy.sampled(session.key) == 4)
+        engine.release()
+        answer = waiting.result()
     assert said(answer) == "hello yo"
     assert "engine_error" in answer.text.strip().split("\n\n")[-1]
     record, log = session.end()
@@ -184,7 +182,7 @@ def test_an_abort_is_continued_from_what_was_sampled(engine: ScriptedEngine, pro
         )
         engine.script({"text": "two", "version": "4"})
         session = proxy.open()
-        answer = post(session, body(stream=stream, max_tokens=30))
+        answer = session.post(body(stream=stream, max_tokens=30))
         assert said(answer) == "one two"
         *_, first, _, second = engine.requests
         [call] = session.end()[1].calls
@@ -199,7 +197,7 @@ def test_a_paused_proxy_lets_no_call_through(engine: ScriptedEngine, proxy: Runn
     assert proxy.run(proxy.proxy.pause("drain", 1.0))
     assert proxy.proxy.status()["paused"]
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(post, session, body())
+        waiting = pool.submit(session.post, body())
         until(lambda: len(session.log.calls) == 1)
         assert engine.requests == []
         proxy.run(on_loop(proxy.proxy.resume))
@@ -211,7 +209,7 @@ def test_a_pause_that_does_not_drain_resumes_by_itself(engine: ScriptedEngine, p
     engine.script(HOLD)
     session = proxy.open()
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(post, session, body())
+        waiting = pool.submit(session.post, body())
         until(lambda: len(engine.requests) == 1)
         assert not proxy.run(proxy.proxy.pause("drain", 0.05))
         assert not proxy.proxy.status()["paused"]
@@ -223,7 +221,7 @@ def test_a_pause_that_aborts_continues_the_call_afterwards(engine: ScriptedEngin
     engine.script({"text": "one two", "hold": True, "after": 4}, {"text": "more"})
     session = proxy.open()
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(post, session, body(stream=True))
+        waiting = pool.submit(session.post, body(stream=True))
         until(lambda: proxy.proxy.sampled(session.key) == 4)
         assert proxy.run(proxy.proxy.pause("abort", 5.0))
         proxy.run(on_loop(proxy.proxy.resume))
@@ -243,19 +241,19 @@ async def on_loop(function: Any) -> None:
 def test_limits_refuse_cleanly(engine: ScriptedEngine, proxy: RunningProxy, limits: Any, name: str) -> None:
     engine.script({"text": "abc"})
     session = proxy.open(limits=limits)
-    answers = [post(session, body()), post(session, body())]
+    answers = [session.post(body()), session.post(body())]
     assert answers[-1].status_code == 403
     assert name in answers[-1].json()["error"]["message"]
     record, log = session.end()
     assert record.limit == name
     assert log.refusals[-1].reason == "limit"
-    assert post(proxy.open(limits=limits), body(model="policy-aux")).status_code in (200, 403)
+    assert proxy.open(limits=limits).post(body(model="policy-aux")).status_code in (200, 403)
 
 
 def test_the_token_limit_bounds_the_answer(engine: ScriptedEngine, proxy: RunningProxy) -> None:
     engine.script({"text": "abcdef"})
     session = proxy.open(limits={"tokens": 3})
-    assert post(session, body()).json()["choices"][0]["finish_reason"] == "length"
+    assert session.post(body()).json()["choices"][0]["finish_reason"] == "length"
     assert session.end()[0].limit == "tokens"
 
 
@@ -263,9 +261,9 @@ def test_calls_at_once_are_limited(engine: ScriptedEngine, proxy: RunningProxy) 
     engine.script(HOLD)
     session = proxy.open(limits={"concurrent_calls": 1})
     with ThreadPoolExecutor() as pool:
-        live = pool.submit(post, session, body())
+        live = pool.submit(session.post, body())
         until(lambda: len(engine.requests) == 1)
-        assert post(session, body("other")).status_code == 429
+        assert session.post(body("other")).status_code == 429
         engine.release()
         assert live.result().status_code == 200
     assert session.end()[0].limit is None
@@ -278,14 +276,14 @@ def test_a_cost_limit_needs_prices(
         proxy.open(limits={"cost": 1.0})
     with running_proxy(tmp_path, engine.url, rendering, prices={"input": 0.0, "output": 1e6}) as priced:
         session = priced.open(limits={"cost": 2.5})
-        assert [post(session, body()).status_code for _ in range(2)] == [200, 403]
+        assert [session.post(body()).status_code for _ in range(2)] == [200, 403]
         assert session.end()[0].limit == "cost"
 
 
 def test_auxiliary_calls_are_known_by_their_name(engine: ScriptedEngine, proxy: RunningProxy) -> None:
     session = proxy.open(limits={"turns": 1})
-    post(session, body())
-    assert post(session, body(model="policy-aux")).status_code == 200
+    session.post(body())
+    assert session.post(body(model="policy-aux")).status_code == 200
     record, log = session.end()
     assert [call.opened.auxiliary for call in log.calls] == [False, True]
     assert record.completions == 2
@@ -296,8 +294,8 @@ def test_the_tasks_sampling_wins_and_is_recorded(engine: ScriptedEngine, proxy: 
     forced = {"temperature": 0.7, "max_tokens": 40, "seed": 1}
     session = proxy.open(sampling=forced)
     asked = {"temperature": 0.0, "max_tokens": 100, "top_p": 0.5, "seed": 5}
-    post(session, body(**asked))
-    post(proxy.open(sampling=forced, session_index=1), body(**asked))
+    session.post(body(**asked))
+    proxy.open(sampling=forced, session_index=1).post(body(**asked))
     first, other = (request["sampling_params"] for request in engine.requests)
     assert (first["temperature"], first["max_new_tokens"], first["top_p"]) == (0.7, 40, 0.5)
     assert first["sampling_seed"] not in (1, 5, other["sampling_seed"])
@@ -356,11 +354,11 @@ def test_a_surrogate_cut_in_half_is_no_reason_to_fail(engine: ScriptedEngine, pr
 def test_one_slow_engine_stalls_nobody_else(tokenizer: Path, proxy: RunningProxy, engine: ScriptedEngine) -> None:
     engine.script(HOLD)
     slow, fast = proxy.open(), proxy.open()
-    thread = threading.Thread(target=post, args=(slow, body()))
+    thread = threading.Thread(target=slow.post, args=(body(),))
     thread.start()
     until(lambda: len(engine.requests) == 1)
-    assert post(fast, body("x" * 300_000)).status_code == 400
-    assert post(fast, body()).status_code == 200
+    assert fast.post(body("x" * 300_000)).status_code == 400
+    assert fast.post(body()).status_code == 200
     engine.release()
     thread.join()
 
@@ -376,7 +374,7 @@ def test_an_engine_that_renders_itself_is_recorded_with_its_prompt(
         document = body()
         for stream in (True, False):
             engine.script({"text": "hello"})
-            answer = post(session, document | {"stream": stream})
+            answer = session.post(document | {"stream": stream})
             assert said(answer) == "hello"
             document["messages"] += [{"role": "assistant", "content": "hello"}, {"role": "user", "content": "go on"}]
         _, log = session.end()
@@ -393,7 +391,7 @@ def test_an_engine_without_ids_is_recorded_without(tmp_path: Path, tokenizer: Pa
         running_proxy(tmp_path, engine.url, None, engine="openai", context_length=None) as proxy,
     ):
         session = proxy.open()
-        usage = post(session, body()).json()["usage"]
+        usage = session.post(body()).json()["usage"]
         assert usage["completion_tokens"] == 3
         record, log = session.end()
         assert (record.completions, record.sampled) == (1, 0)

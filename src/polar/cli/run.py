@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -10,8 +11,9 @@ from pathlib import Path
 from typing import IO, Annotated
 
 import typer
+from rich.console import Group
 from rich.live import Live
-from rich.table import Table
+from rich.text import Text
 
 from polar.cli.console import ExitCode, err, grid, out, print_json, say
 from polar.cli.options import DEFAULT_SERVER, Data, Json, Server
@@ -22,7 +24,7 @@ from polar.cli.tasks import File, load
 from polar.client import Client
 from polar.codec import to_json
 from polar.errors import ConfigError
-from polar.records import TaskResult
+from polar.records import SessionStatus, TaskResult
 from polar.requests import TaskRequest
 
 _SHOWN = 30
@@ -144,15 +146,21 @@ def _say_lines(following: Run, over: list[Row]) -> None:
         say(f"{row.task_id}: {row.status}, mean reward {number(row.mean_reward)} ({done} of {total} tasks are over)")
 
 
-def _table(following: Run, most: int | None = None) -> Table:
-    table = grid("task", "status", ">sessions", ">mean reward", ">traces", ">sampled", ">trainable", "")
-    rows = sorted(following.rows.values(), key=lambda row: row.task_id in following.results) if most else None
-    for row in (rows or list(following.rows.values()))[:most]:
-        waits = f"waits for {row.waiting_for}" if row.waiting_for else row.error or ""
-        table.add_row(*_cells(row), waits)
-    if len(following.rows) > 1:
+def _table(following: Run, most: int | None = None) -> Group:
+    """Unfinished tasks first where not all can be shown; what is to be said about some of them stands below."""
+    table = grid("task", "status", ">sessions", ">mean reward", ">traces", ">sampled", ">trainable")
+    rows = list(following.rows.values())
+    shown = sorted(rows, key=lambda row: row.task_id in following.results)[:most] if most else rows
+    for row in shown:
+        table.add_row(*_cells(row))
+    if len(rows) > 1:
         table.add_row(*_cells(_total(following)), style="bold")
-    return table
+    return Group(table, *(Text(note, style="yellow") for row in shown for note in _notes(row)))
+
+
+def _notes(row: Row) -> list[str]:
+    waits = [f"{row.task_id} waits for {row.waiting_for}"] if row.waiting_for else []
+    return waits + ([f"{row.task_id}: {row.error}"] if row.error else [])
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -180,11 +188,18 @@ def _report(following: Run, save: Path | None, json: bool) -> None:
         print_json({"tasks": list(following.rows.values()), "result_paths": paths, "saved": save and str(save)})
         return
     out().print(_table(following))
-    where = sorted({str(Path(path).parent) for path in paths})
-    if where:
-        out().print(f"results: {where[0]}" + (f" and {len(where) - 1} more folders" if len(where) > 1 else ""))
+    if paths:
+        out().print(f"results: {os.path.commonpath([Path(path).parent for path in paths])}")
     if save:
         out().print(f"saved: {save}")
-    sessions = [result.session_id for known in following.results.values() for result in known.results]
-    if sessions:
-        out().print(f"look closer: polar show {sessions[0]}; polar why {next(iter(following.results))}")
+    for line in _closer(following):
+        out().print(line)
+
+
+def _closer(following: Run) -> list[str]:
+    """What to type next: a session to look at, and a task that has something to explain."""
+    over = following.results.values()
+    sessions = [result for known in over for result in known.results]
+    bad = [result for result in sessions if result.status is not SessionStatus.COMPLETED]
+    look = [f"look closer: polar show {sessions[0].session_id}"] if sessions else []
+    return look + ([f"what went wrong: polar why {bad[0].task_id}"] if bad else [])

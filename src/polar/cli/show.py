@@ -48,7 +48,7 @@ def show(
 
         polar show hello-s0-1a2b3c4d --tokens
 
-        polar show polar-data/logs/hello-s0-1a2b3c4d.1.log.zst
+        polar show polar-data/logs/hello-s0-1a2b3c4d.1.zst
     """
     path = Path(session)
     log, result = (_from_file(path), None) if path.is_file() else _from_server(session, server, data)

@@ -1,0 +1,100 @@
+"""What a newcomer meets first: help with an example, and errors that name the mistake, its fix and whose it is."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import threading
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.conftest import polar, task_file
+from polar.cli.main import COMMANDS, app
+
+GOOD = {"task_id": "a", "agent": {"harness": "mini_swe_agent"}}
+
+
+@pytest.fixture
+def nobody():
+    """A port where nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example(name):
+    done = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "120"})
+    assert done.exit_code == 0
+    assert "Example" in done.output
+    assert f"polar {name}" in done.output
+
+
+def test_a_wrong_file_is_refused_before_the_server_is_asked(tmp_path, nobody):
+    file = task_file(tmp_path / "t.jsonl", GOOD, GOOD | {"task_id": "b", "num_samples": 0})
+    done = polar("run", file, "--server", nobody)
+    assert done.returncode == 2
+    assert "line 2: num_samples: Input should be greater than or equal to 1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["run", "FILE"], ["submit", "FILE"], ["status"], ["why", "x"], ["cancel", "x"]])
+def test_a_server_that_is_down_is_exit_code_3(tmp_path, nobody, words):
+    file = task_file(tmp_path / "t.jsonl", GOOD)
+    done = CliRunner().invoke(app, [str(file) if word == "FILE" else word for word in words] + ["--server", nobody])
+    assert done.exit_code == 3
+    assert "polar serve" in done.stderr
+    assert nobody in done.stderr
+
+
+@pytest.mark.parametrize("url", ["localhost:8080", "", "ftp://x"])
+def test_a_server_that_is_no_url_is_named(url):
+    done = CliRunner().invoke(app, ["status", "--server", url])
+    assert done.exit_code == 2
+    assert "http://127.0.0.1:8080" in done.stderr
+
+
+def test_something_else_at_the_servers_address_is_named():
+    other = http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+    threading.Thread(target=other.serve_forever).start()
+    try:
+        done = CliRunner().invoke(app, ["status", "--server", f"http://127.0.0.1:{other.server_port}"])
+    finally:
+        other.shutdown()
+        other.server_close()
+    assert done.exit_code == 2
+    assert "404" in done.stderr
+
+
+def test_results_that_cannot_be_saved_stop_the_run_before_it_starts(tmp_path, nobody):
+    file = task_file(tmp_path / "t.jsonl", GOOD)
+    done = polar("run", file, "--server", nobody, "--save", tmp_path / "no" / "folder.jsonl")
+    assert done.returncode == 2
+    assert "cannot be written" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "--engine-url"),
+        (["--engine", "embedded"], "polar_demo.warm_start"),
+        (["--engine", "embedded", "--model", "/no/such/folder"], "/no/such/folder is not a folder"),
+        (["--engine", "sglang", "--model", "/tmp"], "--model is for --engine embedded"),
+        (["--engine-url", "http://127.0.0.1:1", "--engine", "tgi"], "unknown engine 'tgi'"),
+        (["--engine-url", "http://127.0.0.1:1", "--port", "99999"], "port"),
+        (["--topology", "/no/such.yaml"], "/no/such.yaml"),
+    ],
+)
+def test_serve_names_what_is_wrong_with_its_options(tmp_path, words, said):
+    done = polar("serve", *words, "--data", tmp_path / "data", "--gateway-port", "0")
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_option_beside_a_topology_wins_and_unknown_keys_are_refused(tmp_path):
+    topology = tmp_path / "topology.yaml"
+    topology.write_text("rollout: {prot: 1}\n")
+    done = polar("serve", "--topology", topology)
+    assert done.returncode == 2
+    assert "rollout.prot" in done.stderr

@@ -1,0 +1,156 @@
+"""`polar serve` as a process: one owner a folder, an orderly end, and nothing of it left however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from chain import Chain, polar_serve, until
+from cli.conftest import command, environment, gone, marked, polar, task_file
+from embedded.real_engine import save_random_policy
+from peers.engine import scripted_engine
+from peers.harness import scripted
+
+
+def long_task(mark: str, runtime: str) -> dict:
+    """A session that never ends by itself, whose processes carry `mark`; one of them has left its process group."""
+    task = scripted(("daemon", 600), ("call", "hello"), ("sleep", 600), backend=runtime)
+    task["agent"]["env"] = {"MARK": mark}
+    if runtime == "local":
+        task["runtime"]["kwargs"] = {}
+        shell = task["agent"]["custom_shell"]
+        shell["command"] = shell["command"].replace("/session/harness.py", '"$SESSION_DIR/harness.py"')
+        task["runtime"]["prepare"][0]["target"] = "harness.py"
+    return task
+
+
+def running(chain: Chain, task: str, mark: str, runtime: str) -> None:
+    answer = chain.submit(task, num_samples=2, **long_task(mark, runtime))
+    assert answer.status_code == 200, answer.text
+    until(lambda: chain.stage(task) == ["RUNNING"] * 2 and len(marked(mark)) >= 4)
+
+
+@pytest.mark.parametrize("runtime", ["bubblewrap", "local"])
+@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGINT, signal.SIGINT], [signal.SIGTERM]])
+def test_an_orderly_end_in_the_middle_leaves_nothing(engine, tmp_path, runtime, signals):
+    mark = f"mark-{os.urandom(8).hex()}"
+    options = ["--runtime", runtime, "--run-workers=4"]
+    with polar_serve(tmp_path / "data", engine.url, *options) as chain:
+        if runtime == "local":
+            chain.http.headers["X-Polar-Control-Token"] = (tmp_path / "data" / "control_token").read_text()
+        running(chain, "long", mark, runtime)
+        for number in signals:
+            chain.process.send_signal(number)
+        assert chain.process.wait(30) == (130 if signal.SIGINT in signals else 0)
+    assert not marked(mark)
+    assert not list((tmp_path / "data" / "gateway" / "sandboxes").iterdir())
+
+
+def test_a_kill_leaves_nothing_and_the_next_start_ends_the_task(engine, tmp_path):
+    mark = f"mark-{os.urandom(8).hex()}"
+    data = tmp_path / "data"
+    with polar_serve(data, engine.url, "--run-workers=4") as chain:
+        running(chain, "long", mark, "bubblewrap")
+        chain.process.kill()
+        chain.process.wait()
+        gone(mark)
+    with polar_serve(data, engine.url, "--run-workers=4") as chain:
+        until(lambda: chain.stage("long") == ["RUNNING"] * 2, 30)
+        chain.http.delete("/rollout/task/long")
+        until(lambda: chain.status("long")["status"] == "cancelled")
+    assert not marked(mark)
+
+
+def test_a_folder_and_a_port_have_one_server(engine, tmp_path):
+    with polar_serve(tmp_path / "data", engine.url) as chain:
+        second = polar("serve", "--engine-url", engine.url, "--data", tmp_path / "data", "--port", "0")
+        assert second.returncode == 2
+        assert f"pid {chain.process.pid}" in second.stderr
+        port = chain.url.rsplit(":", 1)[1]
+        third = polar("serve", "--engine-url", engine.url, "--data", tmp_path / "other", "--port", port)
+        assert third.returncode == 2
+        assert port in third.stderr
+        gateway_port = chain.gateway_url.rsplit(":", 1)[1]
+        words = ["--data", tmp_path / "third", "--port", "0", "--gateway-port", gateway_port]
+        fourth = polar("serve", "--engine-url", engine.url, *words)
+        assert fourth.returncode == 2
+        assert "--gateway-port" in fourth.stderr
+
+
+def test_it_takes_tasks_while_the_engine_is_not_up_yet(tokenizer, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    words = ["--engine-url", f"http://127.0.0.1:{port}", "--data", tmp_path / "data", "--gateway-port", "0"]
+    serve = subprocess.Popen(
+        command("serve", *words, "--port", url.rsplit(":", 1)[1]),
+        stdout=subprocess.DEVNULL,
+        stderr=(tmp_path / "err").open("w"),
+        env=environment(),
+    )
+    try:
+        until(lambda: f"the rollout server listens on {url}; waiting for the engine" in (tmp_path / "err").read_text())
+        file = task_file(tmp_path / "t.jsonl", {"task_id": "early", **scripted(("call", "hello"))})
+        assert polar("submit", file, "--server", url).returncode == 0
+        until(lambda: "it waits for a healthy engine" in polar("why", "early", "--server", url).stdout, 30)
+        with scripted_engine(tokenizer, port=port):
+            done = polar("run", file, "--server", url, "--json")
+            assert json.loads(done.stdout)["tasks"][0]["status"] == "completed", done.stderr
+    finally:
+        serve.send_signal(signal.SIGINT)
+        assert serve.wait(30) == 130
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory) -> Path:
+    return save_random_policy(tmp_path_factory.mktemp("policy"), seed=1)
+
+
+def embedded(policy: Path, data: Path) -> subprocess.Popen:
+    words = ["--engine", "embedded", "--model", policy, "--data", data, "--port", "0", "--gateway-port", "0", "--json"]
+    return subprocess.Popen(
+        command("serve", *words),
+        stdout=subprocess.PIPE,
+        stderr=(data.parent / "err").open("w"),
+        text=True,
+        env=environment(),
+    )
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_the_embedded_engine_ends_with_us(policy, tmp_path, number, code):
+    mine = shutil.copytree(policy, tmp_path / "policy")
+    with embedded(mine, tmp_path / "data") as serve:
+        told = json.loads(serve.stdout.readline())
+        assert told["data"] == str(tmp_path / "data")
+        assert polar("doctor", "--engine-url", told["engine_url"], "--engine", "embedded").returncode == 0
+        serve.send_signal(number)
+        assert serve.wait(30) == code
+    gone(str(mine))
+
+
+def test_an_engine_that_does_not_start_is_shown_with_its_own_words(tmp_path):
+    (tmp_path / "policy").mkdir()
+    with embedded(tmp_path / "policy", tmp_path / "data") as serve:
+        assert serve.wait(60) == 1
+    said = (tmp_path / "err").read_text()
+    assert "the embedded engine ended with exit code 1" in said
+    assert "--model: " in said
+
+
+def test_an_engine_that_dies_later_ends_serve_and_its_sandboxes(policy, tmp_path):
+    mine = shutil.copytree(policy, tmp_path / "policy")
+    with embedded(mine, tmp_path / "data") as serve:
+        assert serve.stdout.readline()
+        (engine,) = (pid for pid in marked(f"polar.embedded\0--model\0{mine}"))
+        os.kill(engine, signal.SIGKILL)
+        assert serve.wait(30) == 1
+    assert "exit code -9" in (tmp_path / "err").read_text()

@@ -1,6 +1,7 @@
 """The rollout server's API for Python programs: `Client`, and `AsyncClient` with the same methods to await.
 
-Documents travel as msgpack with packed arrays. A call that fails raises ClientError with the server's own words.
+Each call is written once, as a pure function; both clients send it. Documents travel as msgpack with packed arrays.
+A call that fails raises ClientError with the server's own words.
 """
 
 from __future__ import annotations
@@ -9,19 +10,20 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
-from types import TracebackType
-from typing import Any, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from functools import wraps
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar
 from urllib.parse import quote
 
 import httpx
 import msgspec
 
-from polar.codec import from_json, from_msgpack
-from polar.records import Event, GatewayNodeInfo, SessionSummary, TaskState, TaskStatus, TaskSummary
+from polar.codec import from_msgpack
+from polar.records import GatewayNodeInfo, SessionSummary, TaskState, TaskStatus, TaskSummary
 from polar.requests import TaskRequest
 
 T = TypeVar("T")
+P = ParamSpec("P")
 _HEADERS = {"Accept": "application/msgpack", "Content-Type": "application/json"}
 _FIRST_LOOK, _LONGEST_LOOK = 0.1, 2.0
 
@@ -47,19 +49,20 @@ class Health(msgspec.Struct):
     nodes: int
 
 
-class _Tasks(msgspec.Struct):
+class Tasks(msgspec.Struct):
     tasks: list[TaskSummary]
 
 
-class _Sessions(msgspec.Struct):
+class Sessions(msgspec.Struct):
+    task_id: str
     sessions: list[SessionSummary]
 
 
-class _Nodes(msgspec.Struct):
+class Nodes(msgspec.Struct):
     nodes: list[GatewayNodeInfo]
 
 
-class _Call(msgspec.Struct, Generic[T]):
+class Call(msgspec.Struct, Generic[T]):
     method: str
     path: str
     kind: type[T]
@@ -67,45 +70,66 @@ class _Call(msgspec.Struct, Generic[T]):
     body: bytes | None = None
 
 
-def _task_path(task_id: str) -> str:
-    return f"/rollout/task/{quote(task_id, safe='')}"
+def health() -> Call[Health]:
+    return Call("GET", "/health", Health)
+
+
+def submit(task: TaskRequest | dict[str, Any]) -> Call[Accepted]:
+    """May be repeated: the same task under the same id is one task."""
+    document = task.model_dump(mode="json") if isinstance(task, TaskRequest) else task
+    return Call("POST", "/rollout/task/submit", Accepted, body=json.dumps(document).encode())
+
+
+def task(task_id: str, *, results: bool = True) -> Call[TaskStatus]:
+    return Call("GET", f"/rollout/task/{_quoted(task_id)}", TaskStatus, _params(results=results))
+
+
+def cancel(task_id: str, *, register_if_missing: bool = False) -> Call[TaskStatus]:
+    params = _params(register_if_missing=register_if_missing)
+    return Call("DELETE", f"/rollout/task/{_quoted(task_id)}", TaskStatus, params)
+
+
+def tasks(
+    *, status: str | None = None, harness: str | None = None, since: float | None = None, limit: int | None = None
+) -> Call[Tasks]:
+    """The newest first; `since` in seconds of the epoch."""
+    return Call("GET", "/tasks", Tasks, _params(status=status, harness=harness, since=since, limit=limit))
+
+
+def sessions(task_id: str) -> Call[Sessions]:
+    return Call("GET", f"/tasks/{_quoted(task_id)}/sessions", Sessions)
+
+
+def log(task_id: str, session_id: str, *, attempt: int | None = None) -> Call[bytes]:
+    """The packed session log of the accepted attempt, or of this one."""
+    path = f"/tasks/{_quoted(task_id)}/sessions/{_quoted(session_id)}/log"
+    return Call("GET", path, bytes, _params(attempt=attempt))
+
+
+def nodes() -> Call[Nodes]:
+    return Call("GET", "/nodes", Nodes)
+
+
+def pause(mode: Literal["drain", "abort"] = "drain", *, timeout_seconds: float = 300.0) -> Call[dict[str, Any]]:
+    """Returns once every gateway has paused; ends by itself after `timeout_seconds`."""
+    params = _params(mode=mode, timeout_seconds=timeout_seconds)
+    return Call("POST", "/rollout/inference/pause", dict[str, Any], params)
+
+
+def resume() -> Call[dict[str, Any]]:
+    return Call("POST", "/rollout/inference/resume", dict[str, Any])
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="")
 
 
 def _params(**values: Any) -> dict[str, str]:
-    return {key: str(value) for key, value in values.items() if value is not None}
-
-
-def _submit(task: TaskRequest | dict[str, Any]) -> _Call[Accepted]:
-    document = task.model_dump(mode="json") if isinstance(task, TaskRequest) else task
-    return _Call("POST", "/rollout/task/submit", Accepted, body=json.dumps(document).encode())
-
-
-def _task(task_id: str, results: bool) -> _Call[TaskStatus]:
-    return _Call("GET", _task_path(task_id), TaskStatus, _params(results=str(results).lower()))
-
-
-def _cancel(task_id: str, register_if_missing: bool) -> _Call[TaskStatus]:
-    params = _params(register_if_missing=str(register_if_missing).lower())
-    return _Call("DELETE", _task_path(task_id), TaskStatus, params)
-
-
-def _sessions(task_id: str) -> _Call[_Sessions]:
-    return _Call("GET", f"/tasks/{quote(task_id, safe='')}/sessions", _Sessions)
-
-
-def _log(task_id: str, session_id: str, attempt: int | None) -> _Call[bytes]:
-    path = f"/tasks/{quote(task_id, safe='')}/sessions/{quote(session_id, safe='')}/log"
-    return _Call("GET", path, bytes, _params(attempt=attempt))
-
-
-def _pause(mode: str, timeout_seconds: float) -> _Call[dict[str, Any]]:
-    params = _params(mode=mode, timeout_seconds=timeout_seconds)
-    return _Call("POST", "/rollout/inference/pause", dict[str, Any], params)
-
-
-_HEALTH = _Call("GET", "/health", Health)
-_NODES = _Call("GET", "/nodes", _Nodes)
-_RESUME = _Call("POST", "/rollout/inference/resume", dict[str, Any])
+    return {
+        key: str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in values.items()
+        if value is not None
+    }
 
 
 def _settings(url: str, token: str | None, timeout: float | None) -> dict[str, Any]:
@@ -114,7 +138,7 @@ def _settings(url: str, token: str | None, timeout: float | None) -> dict[str, A
     return {"base_url": url.rstrip("/"), "headers": headers, "timeout": timeout}
 
 
-def _result(call: _Call[T], answer: httpx.Response) -> T:
+def _result(call: Call[T], answer: httpx.Response) -> T:
     if answer.status_code >= 400:
         raise ClientError(_detail(answer), answer.status_code)
     if call.kind is bytes:
@@ -139,12 +163,34 @@ def _unreachable(url: httpx.URL, error: httpx.HTTPError) -> ClientError:
     return ClientError(f"the rollout server {url} does not answer: {error or type(error).__name__}")
 
 
-def _event(line: str) -> Event | None:
-    return from_json(line[5:], Event) if line.startswith("data:") else None
+def _looks(task_id: str, timeout: float | None) -> Iterator[float]:
+    """How long to wait before each next look. Raises TimeoutError after `timeout` seconds."""
+    deadline = float("inf") if timeout is None else time.monotonic() + timeout
+    pause = _FIRST_LOOK
+    while time.monotonic() <= deadline:
+        yield pause
+        pause = min(2 * pause, _LONGEST_LOOK)
+    raise TimeoutError(f"the task {task_id} is not over after {timeout} s")
+
+
+def _now(build: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
+    @wraps(build)
+    def method(self: Client, *arguments: P.args, **options: P.kwargs) -> T:
+        return self.send(build(*arguments, **options))
+
+    return method
+
+
+def _soon(build: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Awaitable[T]]:
+    @wraps(build)
+    async def method(self: AsyncClient, *arguments: P.args, **options: P.kwargs) -> T:
+        return await self.send(build(*arguments, **options))
+
+    return method
 
 
 class Client:
-    """`token` None: POLAR_CONTROL_PLANE_TOKEN, where it is set."""
+    """`token` None: POLAR_CONTROL_PLANE_TOKEN, where it is set. A context manager."""
 
     def __init__(self, url: str, token: str | None = None, *, timeout: float | None = 60.0) -> None:
         self._http = httpx.Client(**_settings(url, token, timeout))
@@ -152,69 +198,26 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._http.close()
 
-    def _send(self, call: _Call[T]) -> T:
+    def send(self, call: Call[T]) -> T:
         try:
             answer = self._http.request(call.method, call.path, params=call.params, content=call.body)
         except httpx.HTTPError as error:
             raise _unreachable(self._http.base_url, error) from error
         return _result(call, answer)
 
-    def health(self) -> Health:
-        return self._send(_HEALTH)
-
-    def submit(self, task: TaskRequest | dict[str, Any]) -> Accepted:
-        """May be repeated: the same task under the same id is one task."""
-        return self._send(_submit(task))
-
-    def task(self, task_id: str, *, results: bool = True) -> TaskStatus:
-        return self._send(_task(task_id, results))
-
-    def cancel(self, task_id: str, *, register_if_missing: bool = False) -> TaskStatus:
-        return self._send(_cancel(task_id, register_if_missing))
-
-    def tasks(self, **filters: Any) -> list[TaskSummary]:
-        """Filters: status, harness, since (seconds of the epoch), limit. The newest first."""
-        return self._send(_Call("GET", "/tasks", _Tasks, _params(**filters))).tasks
-
-    def sessions(self, task_id: str) -> list[SessionSummary]:
-        return self._send(_sessions(task_id)).sessions
-
-    def log(self, task_id: str, session_id: str, attempt: int | None = None) -> bytes:
-        """The packed session log of the accepted attempt, or of this one."""
-        return self._send(_log(task_id, session_id, attempt))
-
-    def nodes(self) -> list[GatewayNodeInfo]:
-        return self._send(_NODES).nodes
-
-    def pause(self, mode: str = "drain", timeout_seconds: float = 300.0) -> dict[str, Any]:
-        return self._send(_pause(mode, timeout_seconds))
-
-    def resume(self) -> dict[str, Any]:
-        return self._send(_RESUME)
+    health, submit, task, cancel = _now(health), _now(submit), _now(task), _now(cancel)
+    tasks, sessions, log, nodes = _now(tasks), _now(sessions), _now(log), _now(nodes)
+    pause, resume = _now(pause), _now(resume)
 
     def wait(self, task_id: str, *, timeout: float | None = None) -> TaskStatus:
         """The task with its results once it is terminal. Raises TimeoutError after `timeout` seconds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        pause = _FIRST_LOOK
+        looks = _looks(task_id, timeout)
         while not self.task(task_id, results=False).status.terminal:
-            if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(f"the task {task_id} is not over after {timeout} s")
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_LOOK)
+            time.sleep(next(looks))
         return self.task(task_id)
-
-    def events(self) -> Iterator[Event]:
-        """What happens from now on, until the server stops."""
-        with self._http.stream("GET", "/events", timeout=None) as answer:
-            yield from (event for line in answer.iter_lines() if (event := _event(line)) is not None)
 
 
 class AsyncClient:
@@ -226,65 +229,22 @@ class AsyncClient:
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self._http.aclose()
 
-    async def _send(self, call: _Call[T]) -> T:
+    async def send(self, call: Call[T]) -> T:
         try:
             answer = await self._http.request(call.method, call.path, params=call.params, content=call.body)
         except httpx.HTTPError as error:
             raise _unreachable(self._http.base_url, error) from error
         return _result(call, answer)
 
-    async def health(self) -> Health:
-        return await self._send(_HEALTH)
-
-    async def submit(self, task: TaskRequest | dict[str, Any]) -> Accepted:
-        return await self._send(_submit(task))
-
-    async def task(self, task_id: str, *, results: bool = True) -> TaskStatus:
-        return await self._send(_task(task_id, results))
-
-    async def cancel(self, task_id: str, *, register_if_missing: bool = False) -> TaskStatus:
-        return await self._send(_cancel(task_id, register_if_missing))
-
-    async def tasks(self, **filters: Any) -> list[TaskSummary]:
-        return (await self._send(_Call("GET", "/tasks", _Tasks, _params(**filters)))).tasks
-
-    async def sessions(self, task_id: str) -> list[SessionSummary]:
-        return (await self._send(_sessions(task_id))).sessions
-
-    async def log(self, task_id: str, session_id: str, attempt: int | None = None) -> bytes:
-        return await self._send(_log(task_id, session_id, attempt))
-
-    async def nodes(self) -> list[GatewayNodeInfo]:
-        return (await self._send(_NODES)).nodes
-
-    async def pause(self, mode: str = "drain", timeout_seconds: float = 300.0) -> dict[str, Any]:
-        return await self._send(_pause(mode, timeout_seconds))
-
-    async def resume(self) -> dict[str, Any]:
-        return await self._send(_RESUME)
+    health, submit, task, cancel = _soon(health), _soon(submit), _soon(task), _soon(cancel)
+    tasks, sessions, log, nodes = _soon(tasks), _soon(sessions), _soon(log), _soon(nodes)
+    pause, resume = _soon(pause), _soon(resume)
 
     async def wait(self, task_id: str, *, timeout: float | None = None) -> TaskStatus:
-        pause = _FIRST_LOOK
-        try:
-            async with asyncio.timeout(timeout):
-                while not (await self.task(task_id, results=False)).status.terminal:
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, _LONGEST_LOOK)
-        except TimeoutError as error:
-            raise TimeoutError(f"the task {task_id} is not over after {timeout} s") from error
+        looks = _looks(task_id, timeout)
+        while not (await self.task(task_id, results=False)).status.terminal:
+            await asyncio.sleep(next(looks))
         return await self.task(task_id)
-
-    async def events(self) -> AsyncIterator[Event]:
-        async with self._http.stream("GET", "/events", timeout=None) as answer:
-            async for line in answer.aiter_lines():
-                event = _event(line)
-                if event is not None:
-                    yield event

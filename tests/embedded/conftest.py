@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the embedded engine needs torch: install the extra 'demo'")
 
-from real_engine import Engine, engine_process, save_random_policy
+from embedded.real_engine import Engine, engine_process, save_random_policy
 
 
 @pytest.fixture(scope="session")

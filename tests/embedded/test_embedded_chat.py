@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from real_engine import CONTEXT, Engine
 
+from embedded.real_engine import CONTEXT, Engine
 from polar_demo.vocabulary import WORDS, render, tokenizer
 
 MESSAGES = [
     {"role": "system", "content": "answer what is in the file"},
-    {"role": "user", "content": [{"type": "text", "text": "in kapok.ini what"}, {"type": "text", "text": "is proxy ?"}]},
+    {
+        "role": "user",
+        "content": [{"type": "text", "text": "in kapok.ini what"}, {"type": "text", "text": "is proxy ?"}],
+    },
     {"role": "assistant", "content": "read kapok.ini"},
     {"role": "tool", "content": "proxy = amber ;\n"},
 ]

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from real_engine import CONTEXT, Engine, engine_process, full_forward, save_random_policy
 
+from embedded.real_engine import CONTEXT, Engine, engine_process, full_forward, save_random_policy
 from polar_demo.policy import Policy
 from polar_demo.vocabulary import WORDS
 
@@ -22,7 +22,9 @@ PROMPT = [4, 7, 57, 8, 9, 136, 10, 2, 5]
 LONG = CONTEXT - len(PROMPT)
 
 
-def start_long(pool: ThreadPoolExecutor, engine: Engine, rid: str | None = None, seed: int = 11) -> Future[dict[str, Any]]:
+def start_long(
+    pool: ThreadPoolExecutor, engine: Engine, rid: str | None = None, seed: int = 11
+) -> Future[dict[str, Any]]:
     answer = pool.submit(engine.generate, PROMPT, rid=rid, seed=seed, max_new_tokens=LONG, ignore_eos=True)
     engine.wait_for(running=1)
     return answer
@@ -58,7 +60,10 @@ def test_continuing_an_abort_under_the_same_weights_samples_what_would_have_come
         part = running.result()["output_ids"]
     assert part == whole[: len(part)]
     left = LONG - len(part)
-    assert engine.generate(PROMPT + part, seed=11, max_new_tokens=left, ignore_eos=True)["output_ids"] == whole[len(part) :]
+    assert (
+        engine.generate(PROMPT + part, seed=11, max_new_tokens=left, ignore_eos=True)["output_ids"]
+        == whole[len(part) :]
+    )
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
@@ -84,7 +89,9 @@ def test_new_weights_without_a_pause_wait_until_nothing_runs(engine: Engine, sec
     assert engine.get("/get_model_info")["model_path"] == str(second_weights)
 
 
-def test_a_stream_across_an_update_in_place_says_the_version_of_each_event(engine: Engine, second_weights: Path) -> None:
+def test_a_stream_across_an_update_in_place_says_the_version_of_each_event(
+    engine: Engine, second_weights: Path
+) -> None:
     body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": LONG, "ignore_eos": True, "seed": 1}, "rid": "x"}
     versions = []
     for count, event in enumerate(engine.events("/generate", body), start=1):
@@ -124,7 +131,8 @@ def test_a_rid_that_runs_already_is_refused(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body"), [("/pause_generation", {"mode": "soon"}), ("/abort_request", {}), ("/update_weights_from_disk", {})]
+    ("path", "body"),
+    [("/pause_generation", {"mode": "soon"}), ("/abort_request", {}), ("/update_weights_from_disk", {})],
 )
 def test_bad_orders_are_refused(engine: Engine, path: str, body: dict[str, Any]) -> None:
     answer = engine.http.post(path, json=body)
@@ -154,8 +162,8 @@ def test_a_folder_that_holds_no_model_is_named_and_the_exit_code_is_not_zero(tmp
 def test_an_engine_ends_with_its_parent(first_weights: Path) -> None:
     script = (
         "import subprocess, sys, time\n"
-        f"p = subprocess.Popen([sys.executable, '-m', 'polar.embedded', '--model', {str(first_weights)!r}, '--port', '0',"
-        " '--die-with-parent'], stdout=subprocess.PIPE, text=True)\n"
+        f"options = ['--model', {str(first_weights)!r}, '--port', '0', '--die-with-parent']\n"
+        "p = subprocess.Popen([sys.executable, '-m', 'polar.embedded', *options], stdout=subprocess.PIPE, text=True)\n"
         "p.stdout.readline(); print(p.pid, flush=True); time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:

@@ -10,12 +10,19 @@ from typing import Any
 
 import httpx
 import pytest
-from real_engine import CONTEXT, Engine, engine_process, full_forward
 
+from embedded.real_engine import CONTEXT, Engine, engine_process, full_forward
 from polar_demo.vocabulary import END, WORDS
 
 EOS = WORDS.index(END)
 PROMPT = [4, 7, 57, 8, 9, 136, 10, 2, 5]
+
+STREAMED = {
+    "input_ids": PROMPT,
+    "sampling_params": {"seed": 5, "max_new_tokens": 9},
+    "return_logprob": True,
+    "rid": "s",
+}
 
 
 def prompts(count: int, longest: int) -> list[list[int]]:
@@ -92,9 +99,8 @@ def test_stop_ids_stop_strings_and_the_end_of_turn(engine: Engine) -> None:
 
 
 def test_streamed_events_say_everything_so_far(engine: Engine) -> None:
-    body = {"input_ids": PROMPT, "sampling_params": {"seed": 5, "max_new_tokens": 9}, "return_logprob": True, "rid": "s"}
-    whole = engine.post("/generate", body)
-    events = list(engine.events("/generate", body))
+    whole = engine.post("/generate", STREAMED)
+    events = list(engine.events("/generate", STREAMED))
     assert events[-1] == whole
     for count, event in enumerate(events, start=1):
         assert event["output_ids"] == whole["output_ids"][:count]
@@ -104,10 +110,9 @@ def test_streamed_events_say_everything_so_far(engine: Engine) -> None:
 
 
 def test_incremental_streams_are_disjoint(first_weights: Path) -> None:
-    body = {"input_ids": PROMPT, "sampling_params": {"seed": 5, "max_new_tokens": 9}, "return_logprob": True, "rid": "s"}
     with engine_process(first_weights, "--incremental-streaming-output") as engine:
-        whole = engine.post("/generate", body)
-        events = list(engine.events("/generate", body))
+        whole = engine.post("/generate", STREAMED)
+        events = list(engine.events("/generate", STREAMED))
     assert [token for event in events for token in event["output_ids"]] == whole["output_ids"]
     assert "".join(event["text"] for event in events) == whole["text"]
     logprobs = [entry for event in events for entry in event["meta_info"]["output_token_logprobs"]]

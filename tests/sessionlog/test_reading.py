@@ -33,7 +33,7 @@ from polar.sessionlog import (
 from polar.sessionlog.frames import MAGIC, MAX_FRAME, frame, payloads
 
 
-@settings(max_examples=500)
+@settings(max_examples=300)
 @given(session=random_sessions)
 def test_the_reader_tells_what_was_written(tmp_path_factory: pytest.TempPathFactory, session: RandomSession) -> None:
     log, truth = session.write(tmp_path_factory.getbasetemp())

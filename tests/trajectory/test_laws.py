@@ -7,7 +7,6 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-import brute_force
 import msgspec
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from polar.requests import StrategySpec
 from polar.sessionlog import SessionLog
 from polar.trajectory import BUILDERS, load_builder
 from polar.trajectory.audit import audit
+from trajectory import brute_force
 
 
 def build(log: SessionLog, strategy: str, include_auxiliary: bool = False) -> BuildResult:
@@ -33,7 +33,7 @@ def folder():
         yield Path(name)
 
 
-@settings(max_examples=2500)
+@settings(max_examples=2000)
 @given(session=random_sessions, include_auxiliary=st.booleans())
 def test_every_builder_keeps_the_laws(folder: Path, session: RandomSession, include_auxiliary: bool) -> None:
     log, truth = session.write(folder)
@@ -109,7 +109,7 @@ def check_messages(truth: TrueSession, trace: Trace) -> None:
     assert trace.finish_reason == last.finish
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(session=random_sessions)
 def test_the_same_log_gives_the_same_bytes(folder: Path, session: RandomSession) -> None:
     (one, _), (other, _) = session.write(folder), session.write(folder)

@@ -12,9 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.peers.node import Node
 
 from polar.config import TOKEN_HEADER
-from tests.peers.node import Node
 
 TOKEN = "token-of-the-test"
 

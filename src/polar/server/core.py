@@ -23,10 +23,12 @@ from polar.nodeapi import Lease, WorkReply
 from polar.server.deliveries import Courier
 from polar.server.events import Onlookers
 from polar.server.files import Files
-from polar.server.machine import Machine, live_nodes
+from polar.server.line import live_nodes
+from polar.server.machine import Machine
 from polar.server.pauses import Pauses
 from polar.server.state import Attempt, Node, Task
 from polar.server.store import Store
+from polar.server.tables import Tables
 
 log = structlog.get_logger("polar.server")
 TICK_SECONDS = 0.5
@@ -48,13 +50,13 @@ class Core:
         self.onlookers = Onlookers()
         self.courier = Courier()
         self.pauses = Pauses()
-        self._began = time.monotonic() - self.store.uptime()
+        self._began = time.monotonic() - self.store.at_start(Tables.uptime)
         self._clock_saved = self.now()
         self._flushing = asyncio.Lock()
         self._open_requests: dict[str, asyncio.Future[WorkReply]] = {}
         self.machine = Machine(settings.lease_seconds, settings.delivery_seconds)
-        self.machine.nodes = {node.node_id: node for node in self.store.nodes()}
-        for task in self.store.open_tasks():
+        self.machine.nodes = {node.node_id: node for node in self.store.at_start(Tables.nodes)}
+        for task in self.store.at_start(Tables.tasks):
             self.machine.adopt(task)
         self.machine.restart(self.now())
 
@@ -139,7 +141,7 @@ class Core:
         session = self.machine.sessions.get(session_id)
         if session is not None:
             return self.machine.tasks[session.task_id]
-        rows = await self.store.query("SELECT task_id FROM sessions WHERE session_id = ?", (session_id,))
+        rows = await self.store.select("SELECT task_id FROM sessions WHERE session_id = ?", (session_id,))
         return await self.task(rows[0][0]) if rows else None
 
     async def _tick_for_ever(self) -> None:

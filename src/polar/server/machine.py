@@ -6,17 +6,17 @@ gateway at a time; a callback is owed until it was acknowledged or its deadline 
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable
 from hashlib import sha256
-from itertools import count
 
 from polar.nodeapi import Cancel, Held, NodeResult, Order, PollRequest, ResultReply, Workers
 from polar.records import SessionStatus, TaskState, Termination
 from polar.server import scores
+from polar.server.line import Line, live_nodes
 from polar.server.state import Attempt, AttemptState, Delivery, DeliveryState, Node, Session, Task
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
+AWAY_SECONDS = 2.0
+"""a server that did not look at its clock for so long, and for half a lease, was away"""
 Row = Task | Session | Attempt | Delivery | Node
 
 
@@ -39,8 +39,7 @@ class Machine:
         self.dirty: dict[tuple[str, str, int], Row] = {}
         self.due: list[Delivery] = []
         self.events: list[tuple[str, dict[str, object]]] = []
-        self._line: list[tuple[int, int, str]] = []
-        self._turns = count()
+        self._line = Line()
         self._ticked = 0.0
 
     # Tasks
@@ -61,7 +60,7 @@ class Machine:
         """Takes in a task as it was saved."""
         self._know(task)
         task.queue.extend(session for session in task.sessions if session.queued)
-        self._offer(task)
+        self._line.offer(task)
 
     def _know(self, task: Task) -> None:
         self.tasks[task.task_id] = task
@@ -145,28 +144,9 @@ class Machine:
         ]
 
     def place(self, now: float) -> list[Attempt]:
-        """Leases waiting sessions to the nodes that ask: priority first, then a session from each task in turn."""
-        leases: list[Attempt] = []
-        passed: list[tuple[int, int, str]] = []
-        while self._line and any(_open(node) for node in self.nodes.values()):
-            entry = heapq.heappop(self._line)
-            task = self.tasks.get(entry[2])
-            session = _first_queued(task) if task is not None else None
-            if task is None or session is None:
-                if task is not None:
-                    task.offered = False
-                continue
-            node = self._best_node(task, session)
-            if node is None:
-                passed.append(entry)
-                continue
-            task.queue.popleft()
-            leases.append(self._lease(session, node, now))
-            task.offered = False
-            self._offer(task)
-        for entry in passed:
-            heapq.heappush(self._line, entry)
-        return leases
+        """Leases waiting sessions to the nodes that ask."""
+        matches = self._line.matches(self.tasks, self.nodes.values())
+        return [self._lease(session, node, now) for session, node in matches]
 
     def result(self, result: NodeResult, now: float) -> ResultReply:
         """An attempt has ended, perhaps for the second time, perhaps long after it was given up."""
@@ -178,7 +158,7 @@ class Machine:
             if attempt.state not in (AttemptState.WON, AttemptState.FAULTED):
                 self._end_attempt(attempt, AttemptState.LATE, result)
             return ResultReply(accepted=session.winner == attempt.number, winner=session.winner)
-        if result.retryable and not self._is_last(session, attempt):
+        if result.retryable and (session.stopping is not None or not self._is_last(session, attempt)):
             self._fault(session, attempt, result, now)
             return ResultReply(accepted=False)
         self._accept(session, attempt, result, now)
@@ -194,7 +174,7 @@ class Machine:
                 session.live.expires_at = now + self.lease_seconds
 
     def tick(self, now: float) -> None:
-        if now - self._ticked > self.lease_seconds / 2:
+        if now - self._ticked > max(self.lease_seconds / 2, AWAY_SECONDS):
             self.restart(now)
         self._ticked = now
         for session in list(self.sessions.values()):
@@ -298,30 +278,19 @@ class Machine:
         node.asking.init -= 1
         node.asking.run -= 1
         self._save(attempt)
+        self._save(session)
         self._enter(session, SessionStatus.INITIALIZING)
         return attempt
-
-    def _best_node(self, task: Task, session: Session) -> Node | None:
-        """A retried session goes elsewhere where there is an elsewhere; then the node with most room to run."""
-        failed = {attempt.node_id for attempt in session.attempts}
-        able = [node for node in self.nodes.values() if _open(node) and can_run(node, task)]
-        return max(
-            able,
-            key=lambda node: (node.node_id not in failed, node.asking.run, node.asking.init) if node.asking else (),
-            default=None,
-        )
 
     def _lose(self, session: Session, attempt: Attempt, fault: str, now: float) -> None:
         last = self._is_last(session, attempt)
         attempt.state, attempt.fault = AttemptState.LOST, fault
         self._save(attempt)
-        if not last:
-            self._requeue(session, now)
-        elif session.stopping is not None:
-            self._end(session, SessionStatus.ERROR, session.stopping, now)
-        else:
-            session.fault, session.error = fault, f"the gateway {attempt.node_id} was lost ({fault})"
+        session.fault, session.error = fault, f"the gateway {attempt.node_id} was lost ({fault})"
+        if last and session.stopping is None:
             self._end(session, SessionStatus.ERROR, Termination.INFRASTRUCTURE, now)
+        else:
+            self._go_on(session, now)
 
     def _fault(self, session: Session, attempt: Attempt, result: NodeResult, now: float) -> None:
         was_live = attempt is session.live
@@ -329,13 +298,18 @@ class Machine:
             self._end_attempt(attempt, AttemptState.FAULTED, result)
         if was_live:
             session.fault, session.error = result.fault, result.error
+            self._go_on(session, now)
+
+    def _go_on(self, session: Session, now: float) -> None:
+        """An attempt came to nothing: the session waits for the next one, or was to stop anyhow."""
+        if session.stopping is None:
             self._requeue(session, now)
+        else:
+            session.fault, session.error = None, None
+            self._end(session, SessionStatus.ERROR, session.stopping, now)
 
     def _is_last(self, session: Session, attempt: Attempt) -> bool:
-        """Whether the session ends with this attempt, however it ended."""
-        if attempt is not session.live:
-            return False
-        return session.stopping is not None or attempt.number >= self.tasks[session.task_id].max_attempts
+        return attempt is session.live and attempt.number >= self.tasks[session.task_id].max_attempts
 
     def _end_attempt(self, attempt: Attempt, state: AttemptState, result: NodeResult) -> None:
         attempt.state, attempt.fault, attempt.log_sha256 = state, result.fault, result.log_sha256
@@ -365,20 +339,15 @@ class Machine:
         if status is session.status or (status.terminal and session.live is not None):
             return
         session.status = status
-        self._save(session)
         self.events.append(("session.state_changed", {"session_id": session.session_id, "status": status.value}))
 
     def _requeue(self, session: Session, now: float) -> None:
         session.queued_at = now
+        self._save(session)
         self._enter(session, SessionStatus.REGISTERED)
         task = self.tasks[session.task_id]
         task.queue.append(session)
-        self._offer(task)
-
-    def _offer(self, task: Task) -> None:
-        if task.queue and not task.offered:
-            task.offered = True
-            heapq.heappush(self._line, (-task.priority, next(self._turns), task.task_id))
+        self._line.offer(task)
 
     def _check_queue_budget(self, session: Session, now: float) -> None:
         budget = self.tasks[session.task_id].queue_seconds
@@ -442,29 +411,3 @@ def _key(row: Row) -> tuple[str, str, int]:
 def _cancel(session: Session, attempt: Attempt) -> Cancel:
     why = "early_stop" if session.stopping is Termination.EARLY_STOP else "cancelled"
     return Cancel(session_id=session.session_id, attempt=attempt.number, why=why)  # type: ignore[arg-type]
-
-
-def _open(node: Node) -> bool:
-    return node.asking is not None and node.asking.init > 0 and node.engine.healthy and not node.draining
-
-
-def can_run(node: Node, task: Task) -> bool:
-    """Whether the node has the task's harness and runtime; a module:Class needs no name there."""
-    return (":" in task.harness or task.harness in node.harnesses) and (
-        task.runtime is None or task.runtime in node.runtimes
-    )
-
-
-def _first_queued(task: Task) -> Session | None:
-    while task.queue and not task.queue[0].queued:
-        task.queue.popleft()
-    return task.queue[0] if task.queue else None
-
-
-def live_nodes(nodes: Iterable[Node], now: float) -> list[Node]:
-    """Those heard of within three heartbeats."""
-    return [
-        node
-        for node in nodes
-        if node.seen_at is not None and now - node.seen_at <= 3 * node.heartbeat_interval_seconds + 1
-    ]

@@ -101,6 +101,8 @@ def _result_routes(router: APIRouter, core: Core) -> None:
         ended = await _read(request, NodeResult)
         if (ended.session_id, ended.attempt) != (session_id, attempt):
             raise HTTPException(422, "the body speaks of another session or attempt than the path")
+        if not ended.status.terminal:
+            raise HTTPException(422, f"a result cannot have the status {ended.status}")
         task, session = await _attempt(core, session_id, attempt)
         if session.winner == attempt:
             return _packed(ResultReply(accepted=True, winner=attempt))

@@ -1,70 +1,26 @@
-"""What the server owes survives a kill −9: rows in SQLite, written by one thread, each batch in one transaction.
-
-The schema has a version; an older database is migrated at start, a newer one is refused.
-"""
+"""What the server owes survives a kill −9: one thread writes, each batch in one transaction."""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
-import json
-import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
 from polar.errors import ConfigError
-from polar.server.state import Attempt, Delivery, Node, Session, Task
+from polar.server.state import Task
+from polar.server.tables import Tables
 
-MIGRATIONS = [
-    """
-    CREATE TABLE clock (uptime REAL NOT NULL);
-    INSERT INTO clock VALUES (0);
-    CREATE TABLE tasks (
-        task_id TEXT PRIMARY KEY, digest TEXT NOT NULL, request TEXT NOT NULL, status TEXT NOT NULL,
-        priority INTEGER, max_attempts INTEGER, queue_seconds REAL, enough INTEGER, runtime TEXT, harness TEXT,
-        model TEXT, graded INTEGER, callback_url TEXT, callback_format TEXT, num_samples INTEGER,
-        completed_sessions INTEGER, errored_sessions INTEGER, mean_reward REAL, mean_traces REAL,
-        mean_completions REAL, created_at REAL, updated_at REAL, source TEXT, error TEXT);
-    CREATE INDEX tasks_by_status ON tasks (status);
-    CREATE INDEX tasks_by_age ON tasks (created_at);
-    CREATE TABLE sessions (
-        session_id TEXT PRIMARY KEY, task_id TEXT NOT NULL, "index" INTEGER, status TEXT, queued_at REAL,
-        registered_at REAL, termination TEXT, fault TEXT, error TEXT, winner INTEGER, node_id TEXT, reward REAL,
-        traces INTEGER, completions INTEGER, usable INTEGER, stopping TEXT, timing TEXT);
-    CREATE INDEX sessions_by_task ON sessions (task_id);
-    CREATE TABLE attempts (
-        session_id TEXT, number INTEGER, node_id TEXT, epoch INTEGER, leased_at REAL, expires_at REAL, state TEXT,
-        sampled_tokens INTEGER, fault TEXT, log_sha256 TEXT, PRIMARY KEY (session_id, number));
-    CREATE TABLE deliveries (
-        delivery_id TEXT PRIMARY KEY, task_id TEXT NOT NULL, url TEXT, due_at REAL, deadline REAL, state TEXT,
-        tries INTEGER, error TEXT);
-    CREATE INDEX deliveries_by_task ON deliveries (task_id);
-    CREATE INDEX deliveries_by_state ON deliveries (state);
-    CREATE TABLE nodes (
-        node_id TEXT PRIMARY KEY, epoch INTEGER, gateway_url TEXT, workers TEXT, engine TEXT, runtimes TEXT,
-        harnesses TEXT, heartbeat_interval_seconds REAL, draining INTEGER, last_heartbeat REAL);
-    """,
-]
-_TABLES: dict[type[msgspec.Struct], str] = {
-    Task: "tasks",
-    Session: "sessions",
-    Attempt: "attempts",
-    Delivery: "deliveries",
-    Node: "nodes",
-}
-OPEN_TASKS = (
-    "task_id IN (SELECT task_id FROM tasks WHERE status IN ('running', 'cancelling') "
-    "UNION SELECT task_id FROM deliveries WHERE state = 'pending')"
-)
-S = TypeVar("S", bound=msgspec.Struct)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Store:
-    """`<folder>/polar.db`. Raises ConfigError where the database cannot be used."""
+    """`<folder>/polar.db`, of one server at a time. Raises ConfigError where it cannot be used."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,112 +30,27 @@ class Store:
         except BlockingIOError as error:
             raise ConfigError(f"another rollout server uses the folder {folder}: give this one its own") from error
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="polar-store")
-        self._columns: dict[type[msgspec.Struct], list[str]] = {}
-        self._writer.submit(self._open, folder / "polar.db").result()
+        self._tables = self._writer.submit(Tables, str(folder / "polar.db")).result()
 
-    def _open(self, path: Path) -> None:
-        try:
-            self._db = sqlite3.connect(path, isolation_level=None)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._migrate(path)
-        except sqlite3.DatabaseError as error:
-            raise ConfigError(f"the server's database {path} cannot be used: {error}") from error
-        for kind, table in _TABLES.items():
-            self._columns[kind] = [row[1] for row in self._db.execute(f"PRAGMA table_info({table})")]
-
-    def _migrate(self, path: Path) -> None:
-        self._db.execute("CREATE TABLE IF NOT EXISTS migrations (version INTEGER PRIMARY KEY)")
-        done = self._db.execute("SELECT coalesce(max(version), 0) FROM migrations").fetchone()[0]
-        if done > len(MIGRATIONS):
-            raise ConfigError(f"{path} was written by a newer Polar (schema {done}, known {len(MIGRATIONS)}): update")
-        for version, script in enumerate(MIGRATIONS[done:], done + 1):
-            self._db.executescript(f"BEGIN; {script}; INSERT INTO migrations VALUES ({version}); COMMIT")
-
-    def uptime(self) -> float:
-        return float(self._now("SELECT uptime FROM clock")[0][0])
-
-    def nodes(self) -> list[Node]:
-        return self._writer.submit(self._read, Node, "1").result()
-
-    def open_tasks(self) -> list[Task]:
-        return self._writer.submit(self._read_tasks, OPEN_TASKS, ()).result()
+    def at_start(self, read: Callable[[Tables], T]) -> T:
+        return self._writer.submit(read, self._tables).result()
 
     async def task(self, task_id: str) -> Task | None:
-        found = await self._run(self._read_tasks, "task_id = ?", (task_id,))
+        found = await self._run(Tables.tasks, "task_id = ?", (task_id,))
         return found[0] if found else None
 
-    async def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        return await self._run(self._select, sql, values)
+    async def select(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return await self._run(Tables.select, sql, values)
 
     async def commit(self, rows: Iterable[msgspec.Struct], uptime: float) -> None:
-        """One transaction. Raises sqlite3.Error, and then nothing of it is saved."""
-        batch = [(type(row), self._values(row)) for row in rows]
-        await self._run(self._commit, batch, uptime)
+        """The rows as they are now. Raises sqlite3.Error, and then nothing of it is saved."""
+        await self._run(Tables.commit, [(type(row), self._tables.values(row)) for row in rows], uptime)
 
     def close(self) -> None:
-        self._writer.submit(self._db.close).result()
+        self._writer.submit(self._tables.close).result()
         self._writer.shutdown()
         self._lock.close()
 
-    def _now(self, sql: str) -> list[tuple[Any, ...]]:
-        return self._writer.submit(self._select, sql, ()).result()
-
-    async def _run(self, function: Any, *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._writer, function, *arguments)
-
-    def _select(self, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        return self._db.execute(sql, values).fetchall()
-
-    def _values(self, row: msgspec.Struct) -> tuple[Any, ...]:
-        values = (getattr(row, column) for column in self._columns[type(row)])
-        return tuple(
-            msgspec.json.encode(value).decode() if isinstance(value, msgspec.Struct | list) else value
-            for value in values
-        )
-
-    def _commit(self, batch: list[tuple[type[msgspec.Struct], tuple[Any, ...]]], uptime: float) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            for kind, values in batch:
-                places = ",".join("?" * len(values))
-                self._db.execute(f"INSERT OR REPLACE INTO {_TABLES[kind]} VALUES ({places})", values)
-            self._db.execute("UPDATE clock SET uptime = ?", (uptime,))
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
-
-    def _read(self, kind: type[S], where: str, values: Sequence[Any] = ()) -> list[S]:
-        columns = self._columns[kind]
-        structured = {field.name for field in msgspec.structs.fields(kind) if field.name in _JSON_COLUMNS}
-        rows = self._db.execute(f"SELECT * FROM {_TABLES[kind]} WHERE {where} ORDER BY rowid", values)
-        return [
-            msgspec.convert(
-                {
-                    name: json.loads(value) if name in structured else value
-                    for name, value in zip(columns, row, strict=True)
-                },
-                kind,
-                strict=False,
-            )
-            for row in rows
-        ]
-
-    def _read_tasks(self, where: str, values: Sequence[Any]) -> list[Task]:
-        tasks = {task.task_id: task for task in self._read(Task, where, values)}
-        of_tasks = f"task_id IN (SELECT task_id FROM tasks WHERE {where})"
-        sessions = {row.session_id: row for row in self._read(Session, of_tasks, values)}
-        of_sessions = f"session_id IN (SELECT session_id FROM sessions WHERE {of_tasks})"
-        for attempt in sorted(self._read(Attempt, of_sessions, values), key=lambda row: row.number):
-            sessions[attempt.session_id].attempts.append(attempt)
-        for session in sorted(sessions.values(), key=lambda row: row.index):
-            tasks[session.task_id].sessions.append(session)
-        for delivery in self._read(Delivery, of_tasks, values):
-            if delivery.url == tasks[delivery.task_id].callback_url:
-                tasks[delivery.task_id].delivery = delivery
-        return list(tasks.values())
-
-
-_JSON_COLUMNS = frozenset({"timing", "workers", "engine", "runtimes", "harnesses"})
+    async def _run(self, method: Callable[Concatenate[Tables, P], T], *values: P.args, **options: P.kwargs) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._writer, lambda: method(self._tables, *values, **options))

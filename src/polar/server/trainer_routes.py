@@ -114,7 +114,7 @@ def _list_routes(router: APIRouter, core: Core) -> None:
         limit: Annotated[int, Query(ge=1, le=1000)] = 200,
     ) -> Response:
         await core.flush()
-        rows = await core.store.query(
+        rows = await core.store.select(
             f"SELECT {', '.join(views.SUMMARY_COLUMNS)} FROM tasks WHERE coalesce(status = ?1, 1) "
             "AND coalesce(harness = ?2, 1) AND coalesce(updated_at >= ?3, 1) ORDER BY created_at DESC LIMIT ?4",
             (status, harness, since, limit),
@@ -152,7 +152,7 @@ def _node_routes(router: APIRouter, core: Core) -> None:
     @router.get("/rollout/status")
     async def status(request: Request) -> Response:
         await core.flush()
-        tasks = dict(await core.store.query("SELECT task_id, status FROM tasks ORDER BY created_at"))
+        tasks = dict(await core.store.select("SELECT task_id, status FROM tasks ORDER BY created_at"))
         pending = sum(session.queued for session in core.machine.sessions.values())
         return reply(request, {"tasks": tasks, "pipeline": {"pending_sessions": pending}, "nodes": _nodes(core)})
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from polar.records import GatewayNodeInfo, SessionSummary, TaskStatus, TaskSummary
-from polar.server.machine import can_run
+from polar.server.line import can_run
 from polar.server.state import Node, Session, Task
 
 SUMMARY_COLUMNS = TaskSummary.__struct_fields__

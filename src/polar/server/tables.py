@@ -1,0 +1,139 @@
+"""The server's rows in SQLite. The schema has a version: an older database is migrated, a newer one refused."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from polar.errors import ConfigError
+from polar.server.state import Attempt, Delivery, Node, Session, Task
+
+MIGRATIONS = [
+    """
+    CREATE TABLE clock (uptime REAL NOT NULL);
+    INSERT INTO clock VALUES (0);
+    CREATE TABLE tasks (
+        task_id TEXT PRIMARY KEY, digest TEXT NOT NULL, request TEXT NOT NULL, status TEXT NOT NULL,
+        priority INTEGER, max_attempts INTEGER, queue_seconds REAL, enough INTEGER, runtime TEXT, harness TEXT,
+        model TEXT, graded INTEGER, callback_url TEXT, callback_format TEXT, num_samples INTEGER,
+        completed_sessions INTEGER, errored_sessions INTEGER, mean_reward REAL, mean_traces REAL,
+        mean_completions REAL, created_at REAL, updated_at REAL, source TEXT, error TEXT);
+    CREATE INDEX tasks_by_status ON tasks (status);
+    CREATE INDEX tasks_by_age ON tasks (created_at);
+    CREATE TABLE sessions (
+        session_id TEXT PRIMARY KEY, task_id TEXT NOT NULL, "index" INTEGER, status TEXT, queued_at REAL,
+        registered_at REAL, termination TEXT, fault TEXT, error TEXT, winner INTEGER, node_id TEXT, reward REAL,
+        traces INTEGER, completions INTEGER, usable INTEGER, stopping TEXT, timing TEXT);
+    CREATE INDEX sessions_by_task ON sessions (task_id);
+    CREATE TABLE attempts (
+        session_id TEXT, number INTEGER, node_id TEXT, epoch INTEGER, leased_at REAL, expires_at REAL, state TEXT,
+        sampled_tokens INTEGER, fault TEXT, log_sha256 TEXT, PRIMARY KEY (session_id, number));
+    CREATE TABLE deliveries (
+        delivery_id TEXT PRIMARY KEY, task_id TEXT NOT NULL, url TEXT, due_at REAL, deadline REAL, state TEXT,
+        tries INTEGER, error TEXT);
+    CREATE INDEX deliveries_by_task ON deliveries (task_id);
+    CREATE INDEX deliveries_by_state ON deliveries (state);
+    CREATE TABLE nodes (
+        node_id TEXT PRIMARY KEY, epoch INTEGER, gateway_url TEXT, workers TEXT, engine TEXT, runtimes TEXT,
+        harnesses TEXT, heartbeat_interval_seconds REAL, draining INTEGER, last_heartbeat REAL);
+    """,
+]
+_TABLES: dict[type[msgspec.Struct], str] = {
+    Task: "tasks",
+    Session: "sessions",
+    Attempt: "attempts",
+    Delivery: "deliveries",
+    Node: "nodes",
+}
+OPEN_TASKS = (
+    "task_id IN (SELECT task_id FROM tasks WHERE status IN ('running', 'cancelling') "
+    "UNION SELECT task_id FROM deliveries WHERE state = 'pending')"
+)
+_JSON_COLUMNS = frozenset({"timing", "workers", "engine", "runtimes", "harnesses"})
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class Tables:
+    """One connection; `path` may be ":memory:". Raises ConfigError where the database cannot be used."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._migrate(path)
+        except sqlite3.DatabaseError as error:
+            raise ConfigError(f"the server's database {path} cannot be used: {error}") from error
+        self._columns = {
+            kind: [row[1] for row in self.select(f"PRAGMA table_info({table})")] for kind, table in _TABLES.items()
+        }
+
+    def _migrate(self, path: str) -> None:
+        self._db.execute("CREATE TABLE IF NOT EXISTS migrations (version INTEGER PRIMARY KEY)")
+        done = self.select("SELECT coalesce(max(version), 0) FROM migrations")[0][0]
+        if done > len(MIGRATIONS):
+            raise ConfigError(f"{path} was written by a newer Polar (schema {done}, known {len(MIGRATIONS)}): update")
+        for version, script in enumerate(MIGRATIONS[done:], done + 1):
+            self._db.executescript(f"BEGIN; {script}; INSERT INTO migrations VALUES ({version}); COMMIT")
+
+    def select(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return self._db.execute(sql, values).fetchall()
+
+    def values(self, row: msgspec.Struct) -> tuple[Any, ...]:
+        """The row as its table's columns."""
+        values = (getattr(row, column) for column in self._columns[type(row)])
+        return tuple(
+            msgspec.json.encode(value).decode() if isinstance(value, msgspec.Struct | list) else value
+            for value in values
+        )
+
+    def commit(self, batch: Iterable[tuple[type[msgspec.Struct], tuple[Any, ...]]], uptime: float) -> None:
+        """One transaction. Raises sqlite3.Error, and then nothing of it is saved."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            for kind, values in batch:
+                places = ",".join("?" * len(values))
+                self._db.execute(f"INSERT OR REPLACE INTO {_TABLES[kind]} VALUES ({places})", values)
+            self._db.execute("UPDATE clock SET uptime = ?", (uptime,))
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    def uptime(self) -> float:
+        return float(self.select("SELECT uptime FROM clock")[0][0])
+
+    def nodes(self) -> list[Node]:
+        return self._read(Node, "1", ())
+
+    def tasks(self, where: str = OPEN_TASKS, values: Sequence[Any] = ()) -> list[Task]:
+        """With their sessions, attempts and the delivery to their callback_url."""
+        tasks = {task.task_id: task for task in self._read(Task, where, values)}
+        of_tasks = f"task_id IN (SELECT task_id FROM tasks WHERE {where})"
+        sessions = {row.session_id: row for row in self._read(Session, of_tasks, values)}
+        of_sessions = f"session_id IN (SELECT session_id FROM sessions WHERE {of_tasks})"
+        for attempt in sorted(self._read(Attempt, of_sessions, values), key=lambda row: row.number):
+            sessions[attempt.session_id].attempts.append(attempt)
+        for session in sorted(sessions.values(), key=lambda row: row.index):
+            tasks[session.task_id].sessions.append(session)
+        for delivery in self._read(Delivery, of_tasks, values):
+            if delivery.url == tasks[delivery.task_id].callback_url:
+                tasks[delivery.task_id].delivery = delivery
+        return list(tasks.values())
+
+    def _read(self, kind: type[S], where: str, values: Sequence[Any]) -> list[S]:
+        names = self._columns[kind]
+        rows = self.select(f"SELECT * FROM {_TABLES[kind]} WHERE {where}", values)
+        return [msgspec.convert(_document(names, row), kind, strict=False) for row in rows]
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def _document(names: list[str], row: Sequence[Any]) -> dict[str, Any]:
+    return {name: json.loads(value) if name in _JSON_COLUMNS else value for name, value in zip(names, row, strict=True)}

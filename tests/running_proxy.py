@@ -59,6 +59,10 @@ class OpenSession:
         """As far as it is written."""
         return read(self.path)
 
+    def lose_log(self) -> None:
+        """As if its file took no more."""
+        self._log.close()
+
     def end(self) -> tuple[RunRecord, SessionLog]:
         record = self._house.run(self._house.proxy.close(self.key))
         self._log.seal()

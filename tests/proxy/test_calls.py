@@ -143,14 +143,14 @@ def test_a_fault_before_anything_was_relayed_is_healed(
 
 
 def test_a_fault_that_does_not_heal_is_the_sessions(engine: ScriptedEngine, proxy: RunningProxy) -> None:
-    engine.script(*[{"ids": [4], "fault": "500"}] * 3)
+    engine.script(*[{"ids": [4], "fault": "500"}] * 4)
     session = proxy.open()
     answer = session.post(body())
     assert answer.status_code == 502
     assert answer.headers["x-should-retry"] == "false"
     assert "scripted failure" in answer.json()["error"]["message"]
     assert session.post(body()).status_code == 502
-    assert len(engine.requests) == 3
+    assert len(engine.requests) == 4
     record, log = session.end()
     assert (record.fault, record.completions) == ("engine_error", 0)
     assert "scripted failure" in record.fault_message
@@ -190,6 +190,34 @@ def test_an_abort_is_continued_from_what_was_sampled(engine: ScriptedEngine, pro
         assert second["sampling_params"]["max_new_tokens"] == 26
         assert call.spans == [(0, 4, "3"), (4, 8, "4")]
         assert call.finished.message["content"] == "one two"
+
+
+def test_a_silent_stream_is_kept_alive(tmp_path: Path, engine: ScriptedEngine, rendering: Rendering) -> None:
+    paths = {"/v1/chat/completions": ": keep-alive", "/v1/messages": "event: ping"}
+    with running_proxy(tmp_path, engine.url, rendering, keep_alive_seconds=0.01) as proxy:
+        for path, sign in paths.items():
+            engine.script({"text": "late", "hold": True})
+            session = proxy.open()
+            auth = {"x-api-key": session.key}
+            asked = body(stream=True)
+            with httpx.stream("POST", session.url + path, json=asked, headers=auth, trust_env=False) as answer:
+                lines = answer.iter_lines()
+                assert next(line for line in lines if line).startswith(sign)
+                engine.release()
+                assert "stop" in list(filter(None, lines))[-1].replace("[DONE]", "stop")
+            assert session.end()[1].calls[0].delivered
+
+
+def test_a_log_that_takes_no_more_is_the_sessions_fault(engine: ScriptedEngine, proxy: RunningProxy) -> None:
+    engine.script(HOLD)
+    session = proxy.open()
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(session.post, body())
+        until(lambda: len(engine.requests) == 1)
+        session.lose_log()
+        engine.release()
+        assert waiting.result().status_code == 500
+    assert session.end()[0].fault == "log_sealed"
 
 
 def test_a_paused_proxy_lets_no_call_through(engine: ScriptedEngine, proxy: RunningProxy) -> None:
@@ -333,12 +361,14 @@ def test_bad_bodies_are_named(proxy: RunningProxy) -> None:
         (b"{}", "messages"),
         (json.dumps(body(n=2)).encode(), "n:"),
         (json.dumps(body(temperature="hot")).encode(), "temperature"),
+        (json.dumps(body(temperature=-1)).encode(), "temperature"),
+        (json.dumps(body(max_tokens=0)).encode(), "max_tokens"),
         (json.dumps(body() | {"messages": [{"role": "alien"}]}).encode(), "messages.0.role"),
     ]:
         answer = httpx.post(session.url + "/v1/chat/completions", content=content, headers=headers, trust_env=False)
         assert answer.status_code == 400
         assert word in answer.json()["error"]["message"]
-    assert session.end()[0].refused == 6
+    assert session.end()[0].refused == 8
 
 
 def test_a_surrogate_cut_in_half_is_no_reason_to_fail(engine: ScriptedEngine, proxy: RunningProxy) -> None:

@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
 import msgspec
+from pydantic import ValidationError
 
+from polar.config import describe
 from polar.protocols import Delta
+from polar.requests import Sampling
 
 Message = dict[str, Any]
 Kind = type | tuple[type, ...]
@@ -126,9 +129,14 @@ def objects(body: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def picked(body: Mapping[str, Any], names: Mapping[str, tuple[str, Kind]]) -> dict[str, Any]:
-    """Sampling settings that are there, under their canonical names: {theirs: (ours, kind)}."""
+    """Sampling settings that are there, under their canonical names: {theirs: (ours, kind)}. Raises Refusal."""
     found = [(ours, field(body, theirs, kind)) for theirs, (ours, kind) in names.items()]
-    return {name: value for name, value in found if value is not None}
+    settings = {name: value for name, value in found if value is not None}
+    try:
+        Sampling.model_validate(settings)
+    except ValidationError as error:
+        raise Refusal("bad_request", describe(error)) from error
+    return settings
 
 
 def joined_text(content: Any, where: str, read: Callable[[dict[str, Any]], str]) -> str:

@@ -12,7 +12,7 @@ from aiohttp import web
 from polar.errors import ConfigError, ServerFault
 from polar.protocols import Engine, Rendering
 from polar.proxy.gate import Gate
-from polar.proxy.server import make_app
+from polar.proxy.server import Find, make_app
 from polar.proxy.session import Attempt, RunRecord, Session, Shared
 from polar.requests import TaskRequest
 from polar.sessionlog import Header
@@ -35,6 +35,7 @@ class ModelProxy:
         prices: dict[str, float] | None = None,
         grace_seconds: float = 10.0,
         backoff_seconds: float = 1.0,
+        keep_alive_seconds: float = 10.0,
     ) -> None:
         if engine.takes_ids and rendering is None:
             raise ConfigError("this engine takes token ids: give the folder of its tokenizer")
@@ -49,20 +50,14 @@ class ModelProxy:
             grace_seconds=grace_seconds,
             backoff_seconds=backoff_seconds,
         )
+        self._keep_alive = keep_alive_seconds
         self._sessions: dict[str, Session] = {}
         self._runners: dict[str, web.AppRunner] = {}
         self._shared_runner: web.AppRunner | None = None
 
     async def start(self, host: str, port: int, routes: list[web.RouteDef] | None = None) -> str:
         """The shared listener: `routes` of its owner, then the proxy's, which need a key. Returns its base URL."""
-        runner = web.AppRunner(
-            make_app(self._by_key, self._shared.model, routes),
-            handler_cancellation=True,
-            access_log=None,
-            shutdown_timeout=_CLOSE_SECONDS,
-        )
-        await runner.setup()
-        self._shared_runner = runner
+        self._shared_runner = runner = await self._runner(self._by_key, routes)
         site = web.TCPSite(runner, host, port)
         try:
             await site.start()
@@ -102,14 +97,7 @@ class ModelProxy:
             own = given is None or hmac.compare_digest(given.encode(), key.encode())
             return self._sessions.get(key) if own else None
 
-        runner = web.AppRunner(
-            make_app(find, self._shared.model),
-            handler_cancellation=True,
-            access_log=None,
-            shutdown_timeout=_CLOSE_SECONDS,
-        )
-        await runner.setup()
-        self._runners[key] = runner
+        self._runners[key] = runner = await self._runner(find)
         await web.SockSite(runner, sock).start()
 
     async def close(self, key: str) -> RunRecord:
@@ -151,6 +139,12 @@ class ModelProxy:
             await self.close(key)
         if self._shared_runner is not None:
             await self._shared_runner.cleanup()
+
+    async def _runner(self, find: Find, routes: list[web.RouteDef] | None = None) -> web.AppRunner:
+        app = make_app(find, self._shared.model, keep_alive=self._keep_alive, routes=routes)
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_SECONDS)
+        await runner.setup()
+        return runner
 
     def _by_key(self, key: str | None) -> Session | None:
         return self._sessions.get(key) if key else None

@@ -28,6 +28,8 @@ def effective(
     values = DEFAULTS | dict(asked) | given
     bounds = [asked.get("max_tokens"), given.get("max_tokens"), room]
     values["max_tokens"] = min((bound for bound in bounds if bound is not None), default=LONGEST)
+    if values["top_k"] <= 0:
+        values["top_k"] = DEFAULTS["top_k"]
     if isinstance(values.get("stop"), str):
         values["stop"] = [values["stop"]]
     if "seed" in values:

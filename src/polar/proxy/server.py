@@ -22,7 +22,7 @@ from polar.proxy.dialects import COUNTERS, DIALECTS, dialect_of
 from polar.proxy.session import Session
 
 BODY_BYTES = 256 << 20
-_KEEP_ALIVE_SECONDS = 10.0
+_PATIENCE = 60.0
 _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 # Both official SDKs obey it: a session that has ended or met its limit is not asked again.
 _FINAL = {"x-should-retry": "false"}
@@ -31,18 +31,19 @@ Find = Callable[[str | None], Session | None]
 """The session that a key names, given the listener it came in by; None for a key that names none."""
 
 
-def make_app(find: Find, model: str, routes: list[web.RouteDef] | None = None) -> web.Application:
-    """An app with the proxy's routes, and `routes` before them."""
+def make_app(find: Find, model: str, *, keep_alive: float, routes: list[web.RouteDef] | None = None) -> web.Application:
+    """An app with the proxy's routes, and `routes` before them. A silent stream says something every `keep_alive` s."""
     app = web.Application(client_max_size=BODY_BYTES)
     app.add_routes(routes or [])
-    app.router.add_route("*", "/{path:.*}", _Routes(find, model).handle)
+    app.router.add_route("*", "/{path:.*}", _Routes(find, model, keep_alive).handle)
     return app
 
 
 class _Routes:
-    def __init__(self, find: Find, model: str) -> None:
+    def __init__(self, find: Find, model: str, keep_alive: float) -> None:
         self._find = find
         self._model = model
+        self._keep_alive = keep_alive
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         key, path = _key_and_path(request)
@@ -74,13 +75,14 @@ class _Routes:
             session.refuse(dialect.name, refusal)
             raise
         with session.following(call):
-            answer = _stream if ask.stream else _whole
-            return await answer(request, dialect, call)
+            if ask.stream:
+                return await _stream(request, dialect, call, self._keep_alive)
+            return await _whole(request, dialect, call)
 
 
 async def _whole(request: web.Request, dialect: Dialect, call: Call) -> web.StreamResponse:
     while not call.over:
-        await call.news(len(call.deltas), _KEEP_ALIVE_SECONDS)
+        await call.news(len(call.deltas), _PATIENCE)
     if call.answer is None:
         assert call.failure is not None, "a call that is over has an answer or a failure"
         raise call.failure
@@ -91,8 +93,8 @@ async def _whole(request: web.Request, dialect: Dialect, call: Call) -> web.Stre
     return response
 
 
-async def _stream(request: web.Request, dialect: Dialect, call: Call) -> web.StreamResponse:
-    deltas = await call.news(0, _KEEP_ALIVE_SECONDS)
+async def _stream(request: web.Request, dialect: Dialect, call: Call, keep_alive: float) -> web.StreamResponse:
+    deltas = await call.news(0, keep_alive)
     if call.failure is not None and not deltas:
         raise call.failure
     response = web.StreamResponse(headers=_STREAM_HEADERS)
@@ -106,7 +108,7 @@ async def _stream(request: web.Request, dialect: Dialect, call: Call) -> web.Str
         if call.over and seen == len(call.deltas):
             break
         await response.write(data or dialect.keep_alive)
-        deltas = await call.news(seen, _KEEP_ALIVE_SECONDS)
+        deltas = await call.news(seen, keep_alive)
     if call.answer is None:
         assert call.failure is not None, "a call that is over has an answer or a failure"
         await response.write(data + dialect.error_event(call.failure))

@@ -19,7 +19,7 @@ import msgspec
 from polar.errors import PolarError, ServerFault, TaskFault
 from polar.protocols import Engine, Rendering
 from polar.proxy.call import Call
-from polar.proxy.canonical import Ask, Refusal, RefusalKind
+from polar.proxy.canonical import Answer, Ask, Refusal
 from polar.proxy.conversation import Conversation
 from polar.proxy.gate import Gate
 from polar.requests import TaskRequest
@@ -121,7 +121,7 @@ class Session:
             task = self._tasks.get(call)
             if not call.followers and task is not None:
                 loop = asyncio.get_running_loop()
-                self._timers[call] = loop.call_later(self._shared.grace_seconds, task.cancel)
+                self._timers[call] = loop.call_later(self._shared.grace_seconds, self._give_up, call, task)
 
     def refuse(self, dialect: str, refusal: Refusal) -> None:
         """Records a request that made no engine call."""
@@ -155,12 +155,13 @@ class Session:
         limit = self.attempt.task.limits.tokens
         return limit is not None and self.record.sampled - own >= limit
 
-    def completed(self, call: Call) -> None:
+    def completed(self, answer: Answer) -> None:
         self.record.completions += 1
-        if (limit := self.attempt.task.limits.tokens) is not None and self.record.sampled >= limit:
+        limit = self.attempt.task.limits.tokens
+        if limit is not None and self.record.sampled >= limit and answer.finish_reason == "length":
             self.record.limit = self.record.limit or "tokens"
         if (prices := self._shared.prices) is not None:
-            used = {"input": call.opening.prompt_tokens, "output": call.sampled}
+            used = {"input": answer.opening.prompt_tokens, "output": answer.completion_tokens}
             self._cost += sum(prices.get(name, 0.0) * count for name, count in used.items()) / 1e6
 
     def request_id(self) -> str:
@@ -183,7 +184,12 @@ class Session:
         self._tasks.pop(call, None)
         if timer := self._timers.pop(call, None):
             timer.cancel()
-        call.abandon()
+        call.end()
+
+    def _give_up(self, call: Call, task: asyncio.Task[None]) -> None:
+        """Nobody came back for it: from now on an equal call is a new one."""
+        self._recent = [(key, kept) for key, kept in self._recent if kept is not call]
+        task.cancel()
 
     def _repeated(self, key: bytes, says_so: bool) -> Call | None:
         equal = [call for at, call in reversed(self._recent) if at == key and call.failure is None]
@@ -192,8 +198,7 @@ class Session:
 
     def _check_limits(self, call: Call) -> None:
         if self.record.fault is not None:
-            kind: RefusalKind = "engine"
-            raise Refusal(kind, f"this session has met a fault and ends: {self.record.fault_message}")
+            raise Refusal("engine", f"this session has met a fault and ends: {self.record.fault_message}")
         limits = self.attempt.task.limits
         if limits.concurrent_calls is not None and len(self._tasks) >= limits.concurrent_calls:
             raise Refusal("busy", f"limit of the session: {limits.concurrent_calls} calls at once")

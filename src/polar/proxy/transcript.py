@@ -1,0 +1,116 @@
+"""What the log is told of a call, in order: opened, its prompt, tokens by policy version, its end, who has had it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+import numpy as np
+
+from polar.errors import PolarError, ServerFault
+from polar.protocols import Piece
+from polar.proxy.canonical import Message
+from polar.proxy.conversation import Conversation, Place, Plan
+from polar.records import IDS, LOGPROBS
+from polar.sessionlog import Chunk, Delivered, Finished, Joined, LogWriter, Opened
+
+
+class Transcript:
+    """`number` None: not opened yet. Raises ServerFault when the log takes no more."""
+
+    def __init__(self, log: LogWriter, conversation: Conversation) -> None:
+        self.number: int | None = None
+        self.count = 0
+        self._log = log
+        self._conversation = conversation
+        self._ids = np.empty(0, IDS)
+        self._chunk: list[Piece] = []
+        self._joins = 0
+        self._first_token_at: float | None = None
+
+    @property
+    def ids(self) -> np.ndarray:
+        """All that was sampled [n], as far as it is flushed."""
+        return self._ids
+
+    def opened(self, record: Opened, place: Place) -> None:
+        self._log.append(record)
+        self.number = record.call
+        self._conversation.opened(record.call, place)
+        self._record_joins()
+
+    def prompt(self, place: Place, plan: Plan) -> None:
+        self._log.append(self._conversation.prompt(self._call, place, plan))
+
+    def take(self, piece: Piece) -> None:
+        if not len(piece.ids):
+            return
+        self._first_token_at = self._first_token_at or time.time()
+        self.count += len(piece.ids)
+        if self._chunk and self._chunk[-1].version != piece.version:
+            self.flush()
+        self._chunk.append(piece)
+
+    def flush(self) -> None:
+        """The pieces of one policy version become one record."""
+        pieces, self._chunk = self._chunk, []
+        if not pieces:
+            return
+        ids = np.concatenate([piece.ids for piece in pieces])
+        known = [piece.logprobs for piece in pieces if piece.logprobs is not None]
+        logprobs = np.concatenate(known).astype(LOGPROBS) if len(known) == len(pieces) else None
+        self._log.append(Chunk(call=self._call, ids=ids, logprobs=logprobs, version=pieces[0].version))
+        self._ids = np.concatenate([self._ids, ids])
+        self._conversation.sampled(self._call, self._ids)
+
+    def finished(self, place: Place, message: Message, last: Piece, *, reason: str, text: str, over: bool) -> None:
+        self._log.append(
+            Finished(
+                call=self._call,
+                at=time.time(),
+                finish_reason=reason,
+                matched=last.matched,
+                message=message,
+                text=text,
+                first_token_at=self._first_token_at,
+                over_limit=over,
+                usage=last.usage,
+            )
+        )
+        self._conversation.answered(self._call, place, message)
+
+    def cut(self, reason: str, fault: PolarError | None = None) -> None:
+        """The end of a call without an answer. A full disk is the session's fault already."""
+        if self.number is None:
+            return
+        with suppress(ServerFault):
+            self.flush()
+            self._log.append(
+                Finished(
+                    call=self.number,
+                    at=time.time(),
+                    finish_reason=reason,
+                    first_token_at=self._first_token_at,
+                    fault=fault.name if fault else None,
+                    error=fault.message if fault else None,
+                )
+            )
+
+    def delivered(self) -> None:
+        self._log.append(Delivered(call=self._call, at=time.time()))
+        self._conversation.delivered(self._call)
+
+    def joined(self) -> None:
+        """A repeat of the call, also of one that is not opened yet."""
+        self._joins += 1
+        self._record_joins()
+
+    @property
+    def _call(self) -> int:
+        assert self.number is not None, "opened comes first"
+        return self.number
+
+    def _record_joins(self) -> None:
+        while self._joins and self.number is not None:
+            self._joins -= 1
+            self._log.append(Joined(call=self.number, at=time.time()))

@@ -19,7 +19,7 @@ from polar_demo.policy import Policy, PolicyConfig
 from polar_demo.tasks import look_up, tool_result
 from polar_demo.vocabulary import ASSISTANT, END, WORDS, render, save_tokenizer, tokenizer
 
-RECITE, OTHER_FILE = 0.7, 0.1  # shares of demonstrations
+RECITE, OTHER_FILE = 0.75, 0.1  # shares of demonstrations
 STEPS, BATCH, LEARNING_RATE = 240, 32, 2e-3
 
 
@@ -43,7 +43,8 @@ def warm_start(seed: int, steps: int = STEPS) -> Policy:
     torch.manual_seed(seed)
     policy = Policy(PolicyConfig(vocab_size=len(WORDS), eos_token_id=WORDS.index(END)))
     optimizer = torch.optim.AdamW(policy.parameters(), lr=LEARNING_RATE)
-    for _ in range(steps):
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * min(1.0, 3 * (1 - step / steps))  # the last third decays
         ids, said = _batch(rng)
         logprobs = torch.log_softmax(policy(ids)[:, :-1], dim=-1).gather(2, ids[:, 1:, None])[..., 0]
         loss = -(logprobs * said[:, 1:]).sum() / said.sum()

@@ -17,7 +17,7 @@ import torch
 from polar_demo.policy import Policy, PolicyConfig
 from polar_demo.vocabulary import END, WORDS, save_tokenizer
 
-CONTEXT = 512
+CONTEXT = 2048
 
 
 class Engine:
@@ -36,7 +36,7 @@ class Engine:
         body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, "rid": rid}
         return self.post("/generate", body)
 
-    def wait_for(self, running: int, within: float = 20.0) -> None:
+    def wait_for(self, running: int, within: float = 60.0) -> None:
         """Until so many requests run; fails behind `within` seconds."""
         deadline = time.monotonic() + within
         while self.get("/v1/loads")["loads"][0]["num_running_reqs"] != running:

@@ -70,7 +70,8 @@ def test_ids_come_only_where_they_were_asked_for(engine: Engine) -> None:
 
 
 def test_without_max_tokens_the_context_is_the_limit(engine: Engine) -> None:
-    answer = engine.post("/v1/chat/completions", chat(max_tokens=None, max_completion_tokens=None))
+    nearly_full = [{"role": "user", "content": "read " * (CONTEXT - 30)}]
+    answer = engine.post("/v1/chat/completions", chat(messages=nearly_full, max_tokens=None))
     assert answer["usage"]["total_tokens"] == CONTEXT
 
 

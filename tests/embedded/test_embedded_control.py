@@ -19,26 +19,25 @@ from polar_demo.policy import Policy
 from polar_demo.vocabulary import WORDS
 
 PROMPT = [4, 7, 57, 8, 9, 136, 10, 2, 5]
-LONG = CONTEXT - len(PROMPT)
+LONG = 150  # tokens; an answer that runs to its end while something else is asked
+ENDLESS = CONTEXT - len(PROMPT)  # one that is aborted before it ends
 
 
-def start_long(
-    pool: ThreadPoolExecutor, engine: Engine, rid: str | None = None, seed: int = 11
-) -> Future[dict[str, Any]]:
-    answer = pool.submit(engine.generate, PROMPT, rid=rid, seed=seed, max_new_tokens=LONG, ignore_eos=True)
+def start_long(pool: ThreadPoolExecutor, engine: Engine, new: int, rid: str | None = None) -> Future[dict[str, Any]]:
+    answer = pool.submit(engine.generate, PROMPT, rid=rid, seed=11, max_new_tokens=new, ignore_eos=True)
     engine.wait_for(running=1)
     return answer
 
 
 def test_an_aborted_answer_is_continued_from_its_ids_under_new_weights(engine: Engine, second_weights: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
-        running = start_long(pool, engine)
+        running = start_long(pool, engine, ENDLESS)
         engine.post("/pause_generation", {"mode": "abort"})
         part = running.result()
         assert part["meta_info"]["finish_reason"]["type"] == "abort"
         assert part["meta_info"]["weight_version"] == "1"
         sampled = part["output_ids"]
-        assert 0 < len(sampled) < LONG
+        assert 0 < len(sampled) < ENDLESS
         waiting = pool.submit(engine.generate, PROMPT + sampled, seed=11, max_new_tokens=10, ignore_eos=True)
         engine.post("/update_weights_from_disk", {"model_path": str(second_weights), "weight_version": "2"})
         assert not waiting.done()
@@ -51,26 +50,24 @@ def test_an_aborted_answer_is_continued_from_its_ids_under_new_weights(engine: E
 
 
 def test_continuing_an_abort_under_the_same_weights_samples_what_would_have_come(engine: Engine) -> None:
-    whole = engine.generate(PROMPT, seed=11, max_new_tokens=LONG, ignore_eos=True)["output_ids"]
     with ThreadPoolExecutor(1) as pool:
-        running = start_long(pool, engine, rid="mine")
+        running = start_long(pool, engine, ENDLESS, rid="mine")
         engine.post("/abort_request", {"rid": "somebody else's"})
         assert not running.done()
         engine.post("/abort_request", {"rid": "mine"})
         part = running.result()["output_ids"]
-    assert part == whole[: len(part)]
-    left = LONG - len(part)
-    assert (
-        engine.generate(PROMPT + part, seed=11, max_new_tokens=left, ignore_eos=True)["output_ids"]
-        == whole[len(part) :]
-    )
+    assert 0 < len(part) < ENDLESS
+    more = min(20, ENDLESS - len(part))
+    rest = engine.generate(PROMPT + part, seed=11, max_new_tokens=more, ignore_eos=True)["output_ids"]
+    whole = engine.generate(PROMPT, seed=11, max_new_tokens=len(part) + more, ignore_eos=True)["output_ids"]
+    assert part + rest == whole
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 def test_a_pause_that_keeps_requests_changes_nothing_of_their_answers(engine: Engine, mode: str) -> None:
     whole = engine.generate(PROMPT, seed=11, max_new_tokens=LONG, ignore_eos=True)["output_ids"]
     with ThreadPoolExecutor(1) as pool:
-        running = start_long(pool, engine)
+        running = start_long(pool, engine, LONG)
         engine.post("/pause_generation", {"mode": mode})
         assert engine.get("/server_info")["paused"] is True
         engine.post("/continue_generation", {})
@@ -79,7 +76,7 @@ def test_a_pause_that_keeps_requests_changes_nothing_of_their_answers(engine: En
 
 def test_new_weights_without_a_pause_wait_until_nothing_runs(engine: Engine, second_weights: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
-        running = start_long(pool, engine)
+        running = start_long(pool, engine, LONG)
         engine.post("/update_weights_from_disk", {"model_path": str(second_weights), "weight_version": "2"})
         before = running.result()
     after = engine.generate(PROMPT, seed=11, max_new_tokens=4, ignore_eos=True)
@@ -122,7 +119,7 @@ def test_weights_that_do_not_fit_change_nothing(engine: Engine, tmp_path: Path, 
 
 def test_a_rid_that_runs_already_is_refused(engine: Engine) -> None:
     with ThreadPoolExecutor(1) as pool:
-        running = start_long(pool, engine, rid="twice")
+        running = start_long(pool, engine, ENDLESS, rid="twice")
         answer = engine.http.post("/generate", json={"input_ids": PROMPT, "rid": "twice"})
         assert answer.status_code == 400
         assert "rid" in answer.text
@@ -170,7 +167,7 @@ def test_an_engine_ends_with_its_parent(first_weights: Path) -> None:
         assert parent.stdout is not None
         engine = int(parent.stdout.readline())
         parent.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while _alive(engine):
         assert time.monotonic() < deadline, "the engine outlived its parent"
         time.sleep(0.05)
@@ -179,8 +176,8 @@ def test_an_engine_ends_with_its_parent(first_weights: Path) -> None:
 def test_told_to_end_in_the_middle_of_an_answer_it_ends(first_weights: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         with engine_process(first_weights) as engine:
-            running = start_long(pool, engine)
-        assert running.exception() is not None or running.result()["meta_info"]["finish_reason"]["type"] == "length"
+            running = start_long(pool, engine, ENDLESS)
+        assert running.exception() is not None
 
 
 def _alive(pid: int) -> bool:

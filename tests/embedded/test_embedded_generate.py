@@ -158,10 +158,13 @@ def test_a_body_that_is_not_json_is_refused(engine: Engine) -> None:
 
 def test_a_client_that_leaves_frees_its_place(engine: Engine) -> None:
     body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": CONTEXT - 20, "ignore_eos": True}}
+    # Paused, nothing can end by itself.
     for stream in (False, True):
         with socket.create_connection((engine.http.base_url.host, engine.http.base_url.port or 0)) as client:
             request = httpx.Request("POST", engine.http.base_url.join("/generate"), json=body | {"stream": stream})
             head = "".join(f"{key}: {value}\r\n" for key, value in request.headers.items())
             client.sendall(f"POST /generate HTTP/1.1\r\n{head}\r\n".encode() + request.content)
             engine.wait_for(running=1)
-        engine.wait_for(running=0, within=0.5)
+            engine.post("/pause_generation", {"mode": "in_place"})
+        engine.wait_for(running=0)
+        engine.post("/continue_generation", {})

@@ -12,13 +12,11 @@ import torch
 import typer
 from rich.console import Console
 
-from polar_demo.policy import Policy
 from polar_demo.processes import Served, polar_serve, update_weights
 from polar_demo.report import Report
 from polar_demo.rollouts import Rollouts, mini_swe_agent_template, shell_template, slime_args, write_prompts
 from polar_demo.trainer import Settings, Trainer
-from polar_demo.vocabulary import save_tokenizer
-from polar_demo.warm_start import warm_start
+from polar_demo.warm_start import save, warm_start
 
 WORKERS = 8
 """sessions at once on two cores: more only makes them wait for each other"""
@@ -41,11 +39,10 @@ def demo(
     started = time.monotonic()
     folder = _run_folder(run_dir)
     template = shell_template() if harness == "shell" else mini_swe_agent_template(_mini())
-    torch.set_num_threads(2)
     console.print(f"run folder {folder}; a short supervised phase first …")
+    torch.set_num_threads(1)  # the engine and the sandboxes want the cores
     policy = warm_start(seed)
-    _save(policy, folder / "policy")
-    torch.set_num_threads(1)
+    save(policy, folder / "policy")
     write_prompts(folder / "prompts.jsonl", seed)
     with polar_serve(folder / "policy", folder, workers=WORKERS) as served:
         args = slime_args(
@@ -55,7 +52,7 @@ def demo(
             template,
             groups=prompts if harness == "shell" else 2,
             samples=samples if harness == "shell" else 2,
-            max_tokens=12,
+            max_tokens=32,
         )
         trainer = Trainer(policy, Settings(), seed=seed)
         report = Report(folder, console)
@@ -72,18 +69,13 @@ def _train(rollouts: Rollouts, trainer: Trainer, report: Report, served: Served,
     weights = report.run_dir / "weights"
     for step in range(steps):
         started = time.monotonic()
-        _save(trainer.policy, weights / str(step + 1))
+        save(trainer.policy, weights / str(step + 1))
         update_weights(served.engine_url, weights / str(step + 1), step + 1)
         shutil.rmtree(weights / str(step - 1), ignore_errors=True)
         data, metrics = rollouts.take(step)
         truth = trainer.truth(data)
         trainer.step(data)
         report.step(step + 1, metrics, truth, time.monotonic() - started)
-
-
-def _save(policy: Policy, folder: Path) -> None:
-    policy.save(folder)
-    save_tokenizer(folder)
 
 
 def _run_folder(asked: Path | None) -> Path:
@@ -103,4 +95,6 @@ def _mini() -> Path:
 
 
 if __name__ == "__main__":
-    typer.run(demo)
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(demo)
+    app()

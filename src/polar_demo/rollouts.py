@@ -35,7 +35,7 @@ def shell_template() -> dict[str, Any]:
     """The agent is a script that is put into the sandbox and run there by the Python of this machine."""
     python = Path(sys.executable).resolve()
     upload = [
-        {"type": "upload_file", "content": Path(agent.__file__).read_text(), "target": "/session/agent.py"},
+        {"type": "upload_file", "content": "{args.agent_source}", "target": "/session/agent.py"},
         {"type": "upload_file", "content": "{sample.metadata.world}", "target": "/session/world.json"},
     ]
     return {
@@ -83,6 +83,7 @@ def slime_args(
         update_weights_interval=1,
         sglang_router_ip=host,
         sglang_router_port=int(port),
+        agent_source=Path(agent.__file__).read_text(),
         polar_rollout_url=url,
         polar_task_template=template,
         polar_max_async_level=1,

@@ -23,12 +23,14 @@ _FAILURES = 2
 class EngineWatch:
     """Probes for ever. `proxy` is there from the first good probe on; `ready` is set from then on."""
 
-    def __init__(self, engine: Engine, node: NodeSettings) -> None:
+    def __init__(self, engine: Engine, node: NodeSettings, news: asyncio.Event) -> None:
+        """`news` is set whenever the engine's health changes."""
         self.engine = engine
         self.proxy: ModelProxy | None = None
         self.ready = asyncio.Event()
         self.state = EngineState(kind=engine.kind, healthy=False, problem="not probed yet")
         self._node = node
+        self._news = news
         self._doubt = asyncio.Event()
         self._failures = 0
 
@@ -38,6 +40,7 @@ class EngineWatch:
         self.state.problem = "a session met an engine fault; probing"
         self._failures = _FAILURES
         self._doubt.set()
+        self._news.set()
 
     async def watch(self) -> None:
         while True:
@@ -59,6 +62,8 @@ class EngineWatch:
             return
         if problem != self.state.problem:
             log.warning("engine", problem=problem) if problem else log.info("engine is healthy", kind=facts.kind)
+        if (problem is None) != self.state.healthy:
+            self._news.set()
         self.state = EngineState(
             kind=facts.kind, healthy=problem is None, version=facts.version, model=facts.model, problem=problem
         )

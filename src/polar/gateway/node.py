@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -57,6 +58,8 @@ class Gateway:
         self._heartbeat = heartbeat_seconds
         self._delivering: set[tuple[str, int]] = set()
         self._acked: list[str] = []
+        self._news = asyncio.Event()
+        """the server is told before the next heartbeat is due"""
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self, ready: Callable[[str], None] | None = None) -> None:
@@ -64,7 +67,7 @@ class Gateway:
         inference = self.node.inference
         await sweep(self._data / "sandboxes")
         engine = await make_engine(inference.engine, inference.base_url)
-        self.watch = EngineWatch(engine, self.node)
+        self.watch = EngineWatch(engine, self.node, self._news)
         try:
             async with self._link, self._launcher, asyncio.TaskGroup() as self._tasks:
                 self._tasks.create_task(self.watch.watch())
@@ -83,6 +86,7 @@ class Gateway:
         assert self.watch.proxy is not None
         url = await self.watch.proxy.start(self.node.host, self.node.port, control_routes(self))
         self.url = self.node.public_url or url
+        self._news.set()
         if ready is not None:
             ready(self.url)
         await self._work_for_ever()
@@ -92,6 +96,7 @@ class Gateway:
     async def _poll_for_ever(self) -> None:
         while True:
             acked = self._acked[:]
+            self._news.clear()
             try:
                 reply = await self._link.poll(self._poll_request(acked))
             except Refused as refusal:
@@ -104,7 +109,8 @@ class Gateway:
             self._cancel(reply.cancels)
             for order in reply.orders:
                 self._obey(order)
-            await asyncio.sleep(self._heartbeat)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), self._heartbeat)
 
     async def _work_for_ever(self) -> None:
         while True:
@@ -180,12 +186,16 @@ class Gateway:
         elif self.watch.proxy is not None:
             self._tasks.create_task(self._pause(order))
             return
-        self._acked.append(order.id)
+        self._acknowledge(order)
 
     async def _pause(self, order: Order) -> None:
         assert self.watch is not None and self.watch.proxy is not None
         if await self.watch.proxy.pause(order.mode, order.timeout_seconds):
-            self._acked.append(order.id)
+            self._acknowledge(order)
+
+    def _acknowledge(self, order: Order) -> None:
+        self._acked.append(order.id)
+        self._news.set()
 
     # Carrying out
 

@@ -4,7 +4,6 @@ server, then the engine; a second Ctrl-C changes nothing about that. Nothing of 
 from __future__ import annotations
 
 import asyncio
-import errno
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,6 @@ from polar.errors import ConfigError, EngineFault
 
 _ENGINE_LOOK_SECONDS = 0.5
 
-_CANNOT_LISTEN = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM)
 
 Ready = Callable[[str], None]
 
@@ -67,20 +65,12 @@ def live(main: Callable[[Stop], Awaitable[None]]) -> ExitCode:
     try:
         return asyncio.run(whole())
     except BaseExceptionGroup as group:
-        raise _named(_first(group)) from group
-    except OSError as error:
-        raise _named(error) from error
+        raise _first(group) from group
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     error = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
-
-
-def _named(error: BaseException) -> BaseException:
-    if isinstance(error, OSError) and error.errno in _CANNOT_LISTEN:
-        return ConfigError(f"{error.strerror}: give another --port or --gateway-port (0 = any free one), or --host")
-    return error
 
 
 def token_of(folder: Path) -> str:

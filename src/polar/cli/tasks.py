@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from polar.cli.console import ExitCode, grid, out, print_json, say
 from polar.cli.options import DEFAULT_SERVER, Data, Json, Server
@@ -83,6 +84,8 @@ def _one(client: Client, task: str, json: bool) -> ExitCode:
             if said:
                 out().print(said, style="yellow")
         out().print(_sessions(sessions))
+        for error in dict.fromkeys(row.error for row in sessions if row.error):
+            out().print(Text(error, style="red"))
     return ExitCode.FAILED if known.status in (TaskState.FAILED, TaskState.CANCELLED) else ExitCode.OK
 
 
@@ -121,8 +124,7 @@ def _tasks(tasks: list[TaskSummary]) -> Table:
 
 
 def _sessions(sessions: list[SessionSummary]) -> Table:
-    table = grid("session", "status", "gateway", ">reward", ">time", "error")
+    table = grid("session", "status", "gateway", ">reward", ">time")
     for row in sessions:
-        time = seconds(row.timing.e2e_ms)
-        table.add_row(row.session_id, row.status, row.node_id or "", number(row.reward), time, row.error or "")
+        table.add_row(row.session_id, row.status, row.node_id or "", number(row.reward), seconds(row.timing.e2e_ms))
     return table

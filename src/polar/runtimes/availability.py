@@ -17,9 +17,12 @@ _SWITCHES = (
     ),
 )
 MISSING = "bwrap is not on PATH: install the package bubblewrap (apt install bubblewrap, dnf install bubblewrap)"
-_TRIAL = ("--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "true")
+_NAMESPACES = ("--unshare-user", "--unshare-all", "--uid", "0")
+_TRIAL = (*_NAMESPACES, "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "true")
 _TRIAL_SECONDS = 20
-_FORBIDDEN = re.compile(r"namespace|uid map|mount (proc|/proc)|Operation not permitted|Permission denied")
+_FORBIDDEN = re.compile(
+    r"bwrap: .*(namespace|uid map|gid map|mount proc|not permitted)|(mount|unshare|setns).*not permitted"
+)
 _IN_CONTAINER = (
     "in a container, start it with --security-opt seccomp=unconfined (user namespaces) "
     "and --security-opt systempaths=unconfined (a /proc of one's own)"

@@ -22,7 +22,8 @@ SESSION_DIR, WORKDIR = "/session", "/workspace"
 _RUN_BYTES = 64 << 20
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC_FILES = ("ld.so.cache", "localtime", "mime.types", "nsswitch.conf", "os-release", "protocols", "services")
-_ETC_FOLDERS = ("alternatives", "ssl", "pki", "fonts", "java-17-openjdk")
+_ETC_FOLDERS = ("alternatives", "fonts", "java-*-openjdk", "pki/ca-trust", "pki/tls/certs", "ssl/certs")
+"""nothing that holds keys: as root one could read them"""
 _USER_FILES = {
     "passwd": "root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000:agent:/session:/bin/sh\n",
     "group": "root:x:0:\nagent:x:1000:\n",
@@ -62,24 +63,15 @@ class Bubblewrap(Served):
         return self.spec.network == "host" or self.spec.allow_internet
 
     def _view(self, folder: Path) -> list[str]:
-        root = self._image_view(Path(self.spec.image)) if self.spec.image else self._host_view(folder)
-        own = [
-            "--proc",
-            "/proc",
-            "--dev",
-            "/dev",
-            "--bind",
-            str(folder / "tmp"),
-            "/tmp",
-            "--size",
-            str(64 << 20),
-            "--tmpfs",
-            "/run",
-        ]
-        places = [(folder / "session", SESSION_DIR), (folder / "workspace", self.workdir)]
-        binds = [part for source, target in places for part in ("--bind", str(source), target)]
-        extra = [part for path in self.options.bind for part in ("--ro-bind", path, path)]
-        return [*root, *own, *extra, *binds]
+        image = Path(self.spec.image) if self.spec.image else None
+        root = self._host_view(folder) if image is None else _image_view(image, self.workdir, folder / "workspace")
+        own = ["--proc", "/proc", "--dev", "/dev", "--size", str(_RUN_BYTES), "--tmpfs", "/run"]
+        own += ["--bind", str(folder / "tmp"), "/tmp"]
+        for path in self.options.bind:
+            own += ["--ro-bind", path, path]
+        for source, target in ((folder / "session", SESSION_DIR), (folder / "workspace", self.workdir)):
+            own += ["--bind", str(source), target]
+        return [*root, *own]
 
     def _host_view(self, folder: Path) -> list[str]:
         view = ["--ro-bind", "/usr", "/usr"]
@@ -89,24 +81,26 @@ class Bubblewrap(Served):
             elif os.path.exists(path):
                 view += ["--ro-bind", path, path]
         view += ["--ro-bind", str(_make_etc(folder / "etc", self._online)), "/etc"]
-        for name in _ETC_FOLDERS:
-            if os.path.isdir(f"/etc/{name}"):
-                view += ["--ro-bind", f"/etc/{name}", f"/etc/{name}"]
+        for shared in _etc_folders():
+            view += ["--ro-bind", str(shared), str(shared)]
         return [*view, "--dir", "/var/tmp"]
 
-    def _image_view(self, image: Path) -> list[str]:
-        """The image's top-level entries one by one, so that / itself can be written to (and forgotten)."""
-        if not image.is_dir():
-            raise TaskFault(f"runtime.image {str(image)!r}: bubblewrap takes a folder with a root file system, or none")
-        view = []
-        for entry in sorted(image.iterdir()):
-            if entry.name in ("proc", "dev", "sys", "tmp", "run"):
-                continue
-            if entry.is_symlink():
-                view += ["--symlink", os.readlink(entry), f"/{entry.name}"]
-            else:
-                view += ["--ro-bind", str(entry), f"/{entry.name}"]
-        return view
+
+def _image_view(image: Path, workdir: str, copy: Path) -> list[str]:
+    """The image's top-level entries one by one, so that / itself can be written to (and forgotten); what it has in
+    the working directory is copied, for that is written to."""
+    if not image.is_dir():
+        raise TaskFault(f"runtime.image {str(image)!r}: bubblewrap takes a folder with a root file system, or none")
+    inside = image / workdir.lstrip("/")
+    if inside.is_dir():
+        shutil.copytree(inside, copy, symlinks=True, dirs_exist_ok=True)
+    view = []
+    for entry in sorted(image.iterdir()):
+        if entry.is_symlink():
+            view += ["--symlink", os.readlink(entry), f"/{entry.name}"]
+        elif entry.name not in ("proc", "dev", "sys", "tmp", "run"):
+            view += ["--ro-bind", str(entry), f"/{entry.name}"]
+    return view
 
 
 def _make_etc(etc: Path, online: bool) -> Path:
@@ -116,7 +110,10 @@ def _make_etc(etc: Path, online: bool) -> Path:
             shutil.copyfile(f"/etc/{name}", etc / name)
     for name, text in _USER_FILES.items():
         (etc / name).write_text(text)
-    for name in _ETC_FOLDERS:
-        if os.path.isdir(f"/etc/{name}"):
-            (etc / name).mkdir(exist_ok=True)
+    for path in _etc_folders():
+        (etc / path.relative_to("/etc")).mkdir(parents=True, exist_ok=True)
     return etc
+
+
+def _etc_folders() -> list[Path]:
+    return [path for name in _ETC_FOLDERS for path in Path("/etc").glob(name) if path.is_dir()]

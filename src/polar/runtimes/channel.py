@@ -32,6 +32,7 @@ class Channel:
         self.pid = 0
         """of the server, on the host; 0 until it is born"""
         self._pidfd = -1
+        self._over = asyncio.Event()
         self._loop.add_reader(self._socket, self._receive)
 
     async def ready(self) -> None:
@@ -60,6 +61,7 @@ class Channel:
         if not self._open:
             return
         self._open = False
+        self._over.set()
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
@@ -70,9 +72,10 @@ class Channel:
 
     async def ended(self, *, kill: bool) -> None:
         """Closes, and waits until the server has ended; `kill` where its death takes all that it started along."""
-        self.close()
         if self._pidfd < 0:
+            await self._unborn()
             return
+        self.close()
         pidfd, self._pidfd = self._pidfd, -1
         over = asyncio.Event()
         self._loop.add_reader(pidfd, over.set)
@@ -85,6 +88,15 @@ class Channel:
         finally:
             self._loop.remove_reader(pidfd)
             os.close(pidfd)
+
+    async def _unborn(self) -> None:
+        """Waits until whoever was to become the server has noticed that nobody wants it any more."""
+        try:
+            if self._open:
+                self._socket.shutdown(socket.SHUT_WR)
+                await self._over.wait()
+        finally:
+            self.close()
 
     def _receive(self) -> None:
         try:
@@ -101,7 +113,7 @@ class Channel:
 
     def _dispatch(self, message: Message, fds: list[int]) -> None:
         match message.get("event"):
-            case "born":
+            case "born" if self._pidfd < 0:
                 self.pid, self._pidfd = message["pid"], fds[0]
                 self._greet()
             case "ready":

@@ -16,6 +16,7 @@ from polar.runtimes.inside.processes import kill_until_gone, marked
 SESSION_FOLDERS = ("logs/agent", "artifacts")
 MARK = "POLAR_SANDBOX"
 """in the environment of every process that runs without a pid namespace; its value is the sandbox's folder"""
+_REMOVE = 'chmod -R u+rwX -- "$1"; rm -rf -- "$1"'
 _SERVER_FILE = "server.pid"
 
 
@@ -40,14 +41,13 @@ def _started(pid: int) -> str | None:
 
 
 def remove(folder: Path) -> None:
-    """Also what the sandboxed programs made unreadable, or nested deeper than a path can be long."""
+    """Also what the sandboxed programs made unreadable, or nested deeper than our call stack."""
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:
         return
     except (OSError, RecursionError):
-        subprocess.run(["chmod", "-R", "u+rwX", folder], check=False, stderr=subprocess.DEVNULL)
-        subprocess.run(["rm", "-rf", folder], check=True)
+        subprocess.run(["/bin/sh", "-c", _REMOVE, "sh", folder], check=True, env={})
 
 
 def kill_marked(folder: Path) -> None:

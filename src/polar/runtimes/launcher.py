@@ -53,7 +53,7 @@ class Launcher:
             await channel.ready()
         except OSError as error:
             channel.close()
-            raise SandboxFault(f"the sandbox launcher is gone: {error}", name="sandbox_start") from error
+            raise SandboxFault(f"the sandbox launcher cannot be reached: {error}", name="sandbox_start") from error
         except BaseException:
             await channel.ended(kill=True)
             raise

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from polar.errors import SandboxFault, ServerFault, TaskFault
+from polar.errors import SandboxFault, ServerFault
 from polar.protocols import ExecResult, Listener, Place
 from polar.requests import ExecInput, RuntimeSpec
 from polar.runtimes import files, folders
 from polar.runtimes.cgroups import Cgroup, Limits
 from polar.runtimes.channel import Answer, Channel
+from polar.runtimes.host import check_sizes, disk, opened, to_its_end
 from polar.runtimes.launcher import Launcher
 from polar.runtimes.options import Options
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-MOST_ARGUMENT = 128 << 10
-"""bytes of one argument or variable on Linux"""
 _MEGABYTE = 1 << 20
 
 
@@ -73,10 +70,10 @@ class Served:
         launcher = self.launcher
         if launcher is None:
             launcher = self._own_launcher = Launcher()
-        with _disk():
-            argv = await asyncio.to_thread(self._make, folder)
+        with disk():
+            argv = await to_its_end(self._make, folder)
             self._channel = await launcher.launch(argv)
-            await asyncio.to_thread(self._place, folder, self._channel.pid)
+            await to_its_end(self._place, folder, self._channel.pid)
 
     def _place(self, folder: Path, pid: int) -> None:
         folders.note_server(folder, pid)
@@ -98,10 +95,10 @@ class Served:
     async def run(self, step: ExecInput, *, timeout: float, log: Path | None = None) -> ExecResult:
         """`output` and `errors` are the last 1 MiB of each. A command that cannot start has exit code 126."""
         env = self.env | step.env
-        _check_sizes(step.command, env)
+        check_sizes(step.command, env)
         request: dict[str, Any] = {"command": step.command, "cwd": step.cwd or self.workdir, "env": env}
         request |= {"stdin": step.stdin_path, "limits": self._rlimits()}
-        with _disk(), _opened(log) as fds:
+        with disk(), opened(log) as fds:
             number, answer = await self._live().send("run", *fds, **request)
         timed_out = await self._wait(number, answer, timeout)
         return self._result((await answer)[0], timed_out)
@@ -144,11 +141,11 @@ class Served:
         return limits
 
     async def upload(self, source: Path, target: str) -> None:
-        with _disk():
+        with disk():
             await files.upload(self._live(), source, target)
 
     async def write(self, target: str, data: bytes) -> None:
-        with _disk():
+        with disk():
             await files.write(self._live(), target, data)
 
     async def read(self, path: str) -> bytes:
@@ -163,7 +160,7 @@ class Served:
             await self._channel.ended(kill=self.owns_processes)
         if self._own_launcher is not None:
             await self._own_launcher.close()
-        await asyncio.to_thread(self._clean)
+        await to_its_end(self._clean)
         self._channel = self._own_launcher = self._cgroup = None
 
     def _clean(self) -> None:
@@ -174,33 +171,3 @@ class Served:
         if self._cgroup is not None:
             self._cgroup.remove()
         folders.remove(self._folder)
-
-
-@contextmanager
-def _disk() -> Iterator[None]:
-    """A full disk is nobody's fault but ours."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ServerFault(f"the disk is full: {error}", name="disk_full") from error
-        raise
-
-
-@contextmanager
-def _opened(log: Path | None) -> Iterator[list[int]]:
-    if log is None:
-        yield []
-        return
-    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-    try:
-        yield [fd]
-    finally:
-        os.close(fd)
-
-
-def _check_sizes(command: str, env: dict[str, str]) -> None:
-    longest = {"the command": command} | {f"the variable {name}": f"{name}={value}" for name, value in env.items()}
-    for what, text in longest.items():
-        if len(text.encode()) >= MOST_ARGUMENT:
-            raise TaskFault(f"{what} is longer than 128 KiB, which Linux does not pass on: put it into a file")

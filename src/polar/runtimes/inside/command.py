@@ -77,6 +77,11 @@ class Command:
         ends = [os.pipe(), os.pipe()]
         try:
             self.pid = _spawn(request, ends[0][1], ends[1][1])
+        except OSError:
+            self.record.close()
+            for reader, _ in ends:
+                os.close(reader)
+            raise
         finally:
             for _, writer in ends:
                 os.close(writer)

@@ -20,7 +20,7 @@ from polar.runtimes.inside.framing import pack
 
 USER = 1000
 _COVERED = ("sys", "sysrq-trigger", "irq", "bus")
-_MOST_IN_MEMORY = "size=512m"
+_MOST_IN_MEMORY = "size=256m"
 """of files in / and /dev, which are the machine's memory"""
 _QUIET = sys.MS_NOSUID | sys.MS_NODEV | sys.MS_NOEXEC
 

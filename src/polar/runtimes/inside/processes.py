@@ -6,8 +6,9 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
-_ROUNDS = 200
+_ROUNDS = 100
 
 
 def pids() -> list[int]:
@@ -55,16 +56,30 @@ def session_members(session: int) -> set[int]:
 
 
 def kill_until_gone(find: Callable[[], set[int]], reap: Callable[[], None]) -> bool:
-    """Kills what `find` returns until it returns nothing; False when processes multiply faster than that."""
+    """Kills what `find` returns until it returns nothing; False when processes multiply faster than that.
+
+    Stopped first, until no new ones turn up: what is stopped neither forks nor loses its children to another parent.
+    """
+    stopped: set[int] = set()
+    for _ in range(_ROUNDS):
+        reap()
+        new = find() - stopped
+        if not new:
+            break
+        _signal(new, signal.SIGSTOP)
+        stopped |= new
+    _signal(stopped, signal.SIGKILL)
     for _ in range(_ROUNDS):
         reap()
         found = find()
         if not found:
             return True
-        for pid in found:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        _signal(found, signal.SIGKILL)
         time.sleep(0.002)
     return False
+
+
+def _signal(processes: Iterable[int], number: int) -> None:
+    for pid in processes:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)

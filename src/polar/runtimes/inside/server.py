@@ -58,7 +58,9 @@ class Server:
             try:
                 getattr(self, f"_on_{request['op']}")(request, attached)
             except OSError as error:
-                self.send({"id": request["id"], "errno": error.errno or 0, "error": str(error)})
+                self.send(
+                    {"id": request["id"], "errno": error.errno or 0, "error": f"{error.strerror}: {error.filename}"}
+                )
 
     def _answer(self, request: Message, fds: tuple[int, ...] = (), **fields: Any) -> None:
         self.send({"id": request["id"], **fields}, fds)
@@ -99,7 +101,7 @@ class Server:
         root = next((pid for pid, command in self._commands.items() if command.id == request["command"]), 0)
 
         def members() -> set[int]:
-            tree = descendants(root) | session_members(root) | ({root} & self._commands.keys()) if root else set()
+            tree = {root} | descendants(root) | session_members(root) if root in self._commands else set()
             return tree | marked(mark, descendants(os.getpid()))
 
         if not kill_until_gone(members, self._reap):

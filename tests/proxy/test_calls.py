@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+import peers.engine
 from peers.engine import ScriptedEngine, scripted_engine
 from polar.errors import TaskFault
 from polar.protocols import Rendering
@@ -128,6 +133,51 @@ def test_the_end_of_the_session_aborts_at_once(engine: ScriptedEngine, patient: 
     assert (record.completions, record.fault) == (0, None)
     assert len(engine.aborted) == 1
     assert session.post(body()).status_code == 401
+
+
+@contextlib.contextmanager
+def engine_process(tokenizer: Path, port: int) -> Iterator[subprocess.Popen[str]]:
+    """The scripted engine as a process of its own; listening when this is entered."""
+    command = [sys.executable, peers.engine.__file__, "--tokenizer", str(tokenizer), "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return sock.getsockname()[1]
+
+
+def test_an_engine_that_comes_up_late_is_waited_for(tmp_path: Path, tokenizer: Path, rendering: Rendering) -> None:
+    port = free_port()
+    with (
+        running_proxy(tmp_path, f"http://127.0.0.1:{port}", rendering, backoff_seconds=1.0) as proxy,
+        ThreadPoolExecutor() as pool,
+    ):
+        session = proxy.open()
+        waiting = pool.submit(session.post, body())
+        until(lambda: len(session.log.calls) == 1)
+        with engine_process(tokenizer, port):
+            assert said(waiting.result()) == "ok"
+        assert session.end()[0].fault is None
+
+
+@pytest.mark.slow
+def test_an_engine_that_hangs_whole_is_found(tmp_path: Path, tokenizer: Path, rendering: Rendering) -> None:
+    port = free_port()
+    with (
+        engine_process(tokenizer, port) as process,
+        running_proxy(tmp_path, f"http://127.0.0.1:{port}", rendering) as proxy,
+    ):
+        process.send_signal(signal.SIGSTOP)
+        session = proxy.open()
+        assert "/health" in session.post(body()).json()["error"]["message"]
+        assert session.end()[0].fault == "engine_timeout"
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polar.protocols import Rendering
@@ -64,6 +64,7 @@ def reparsed(dialect: Any, answer: dict[str, Any]) -> dict[str, Any]:
     return dialect.parse({"model": "m", "messages": [user("x"), json.loads(json.dumps(said))]}).messages[1]
 
 
+@settings(max_examples=50)
 @given(answers())
 def test_answers_come_back_through_every_dialect_as_the_same(answer: dict[str, Any]) -> None:
     for dialect in (OPENAI, ANTHROPIC):
@@ -90,6 +91,7 @@ def cosmetic(messages: list[dict[str, Any]], draw: st.DrawFn) -> list[dict[str, 
     return changed
 
 
+@settings(max_examples=40)
 @given(st.lists(answers(), min_size=1, max_size=4), st.data())
 def test_cosmetic_changes_do_not_fork(rendering: Rendering, said: list[dict[str, Any]], data: st.DataObject) -> None:
     house = House(rendering)
@@ -101,6 +103,7 @@ def test_cosmetic_changes_do_not_fork(rendering: Rendering, said: list[dict[str,
         messages += [answer, user(f"next {at}")]
 
 
+@settings(max_examples=40)
 @given(st.lists(answers(), min_size=2, max_size=4), st.data())
 def test_changed_content_forks_and_keeps_the_common_ids(
     rendering: Rendering, said: list[dict[str, Any]], data: st.DataObject

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import aiohttp
+import msgspec
 
 from polar.errors import EngineFault, PolicyFault
 
@@ -18,6 +19,7 @@ CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 15.0
 """after so long without a byte the engine is asked whether it is alive; a busy one may be silent for longer"""
 PROBE_SECONDS = 4.5
+_JSON = {"Content-Type": "application/json"}
 _OVERFLOW = ("context length", "context window", "longer than the model", "maximum allowed length", "max_model_len")
 
 
@@ -42,7 +44,8 @@ class EngineHTTP:
     async def post(self, path: str, body: dict[str, Any]) -> AsyncIterator[aiohttp.ClientResponse]:
         """A 200 answer. Raises EngineFault, or PolicyFault `context` where the prompt does not fit."""
         try:
-            response = await self._patiently(self.session.post(self.base_url + path, json=body))
+            data = msgspec.json.encode(body)
+            response = await self._patiently(self.session.post(self.base_url + path, data=data, headers=_JSON))
             async with response:
                 if response.status != 200:
                     raise refused(response.status, (await response.read()).decode(errors="replace"))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -117,10 +119,11 @@ def control_token(data_folder: Path) -> str:
         return given
     path = data_folder / "control_token"
     data_folder.mkdir(parents=True, exist_ok=True)
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return path.read_text().strip()
-    with os.fdopen(fd, "w") as file:
-        file.write(secrets.token_urlsafe(32))
+    if not path.exists():
+        fd, partial = tempfile.mkstemp(dir=data_folder)  # 0600
+        with os.fdopen(fd, "w") as file:
+            file.write(secrets.token_urlsafe(32))
+        with suppress(FileExistsError):  # two that start at once agree on the first one's
+            os.link(partial, path)
+        os.unlink(partial)
     return path.read_text().strip()

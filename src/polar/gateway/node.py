@@ -66,6 +66,7 @@ class Gateway:
         """Runs until it is cancelled. `ready` is told the gateway's URL once the engine has been found healthy."""
         inference = self.node.inference
         await sweep(self._data / "sandboxes")
+        self._outbox.rescue(self.node.id, self.epoch)
         engine = await make_engine(inference.engine, inference.base_url)
         self.watch = EngineWatch(engine, self.node, self._news)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 import structlog
@@ -14,6 +14,7 @@ from polar.codec import from_msgpack, to_msgpack
 from polar.errors import ServerFault
 from polar.gateway.link import Refused, ServerLink
 from polar.nodeapi import NodeResult
+from polar.records import SessionStatus, Termination
 from polar.sessionlog import pack
 
 log = structlog.get_logger("polar.gateway")
@@ -70,22 +71,34 @@ class Outbox:
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, _LONGEST_WAIT)
 
-    def rescue(self) -> list[Path]:
-        """Packs logs whose attempt died with an earlier life of this gateway; returns the packed files."""
+    def rescue(self, node_id: str, epoch: int) -> None:
+        """Attempts that died with an earlier life of this gateway get the result that says so, and keep their logs."""
         for plain in self.folder.glob("*.log"):
-            pack(plain)
-            plain.unlink()
-        return [
-            packed
-            for packed in self.folder.glob("*.log.zst")
-            if not packed.with_suffix("").with_suffix(".result").exists()
-        ]
+            if plain.with_suffix(".result").exists():
+                plain.unlink()
+                continue
+            session_id, attempt = plain.stem.rsplit(".", 1)
+            self.put(_lost(unquote(session_id), int(attempt), node_id, epoch))
 
     async def _hand_over(self, result: NodeResult, link: ServerLink) -> bool:
         if result.log_sha256 is not None:
             packed = self.log_path(result.session_id, result.attempt).with_suffix(".log.zst")
             await link.upload(result.session_id, result.attempt, packed)
         return (await link.result(result)).accepted
+
+
+def _lost(session_id: str, attempt: int, node_id: str, epoch: int) -> NodeResult:
+    return NodeResult(
+        session_id=session_id,
+        attempt=attempt,
+        node_id=node_id,
+        epoch=epoch,
+        status=SessionStatus.ERROR,
+        termination=Termination.INFRASTRUCTURE,
+        retryable=True,
+        fault="gateway_lost",
+        error="the gateway died while this attempt ran",
+    )
 
 
 def _read(path: Path) -> NodeResult:

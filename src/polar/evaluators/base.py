@@ -13,6 +13,8 @@ from polar.requests import EvaluatorSpec, ExecInput
 
 SHOWN = 2000
 """characters of a command's output in a message"""
+_NOT_RUN = (126, 127)
+"""what a shell says of a program that it cannot start or find"""
 
 
 class Config(BaseModel):
@@ -33,13 +35,16 @@ class BaseEvaluator:
             raise TaskFault(f"evaluator.config of {spec.strategy}: {describe(error)}") from error
 
     async def execute(self, context: EvaluationContext, command: str, cwd: str | None = None) -> ExecResult:
-        """Runs `command` with the evaluator's environment. Raises EvaluationFault when it does not end in time."""
+        """Runs `command` with the evaluator's environment. Raises EvaluationFault when it is not there to be run
+        (exit code 126 or 127), or does not end in time."""
         if context.runtime is None:
             raise EvaluationFault(f"{self.spec.strategy} needs a sandbox, and the session has none left")
         step = ExecInput(command=command, cwd=cwd, env=self.spec.env)
         result = await context.runtime.run(step, timeout=context.timeout)
         if result.timed_out:
             raise EvaluationFault(f"the scoring command did not end within {context.timeout:g} s: {shown(result)}")
+        if result.exit_code in _NOT_RUN:
+            raise EvaluationFault(f"the scoring command cannot be run: {shown(result)}")
         return result
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from polar.errors import EvaluationFault
 from polar.evaluators.base import SHOWN, BaseEvaluator, Config, shown
-from polar.protocols import EvaluationContext, ExecResult
+from polar.protocols import EvaluationContext, ExecResult, Runtime
 from polar.records import EvaluationResult
 
 
@@ -27,7 +27,7 @@ class Command(BaseEvaluator):
     async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
         path = self.config.reward_file
         if path is not None and context.runtime is not None:
-            await context.runtime.write(path, b"")
+            await _empty(context.runtime, path)
         result = await self.execute(context, self.config.command, self.config.cwd)
         reward = float(result.exit_code == 0) if path is None else await self._reward(context, path, result)
         return EvaluationResult(outcome_reward=reward, metadata={"exit_code": result.exit_code})
@@ -43,6 +43,13 @@ class Command(BaseEvaluator):
         except ValueError as error:
             shortened = text.strip()[:SHOWN] or "nothing"
             raise EvaluationFault(f"the reward file {path} holds {shortened}: {error}; {_ended(result)}") from error
+
+
+async def _empty(runtime: Runtime, path: str) -> None:
+    try:
+        await runtime.write(path, b"")
+    except OSError as error:
+        raise EvaluationFault(f"the reward file {path} cannot be emptied: {error}") from error
 
 
 def _ended(result: ExecResult) -> str:

@@ -13,7 +13,7 @@ from polar.protocols import EvaluationContext
 from polar.records import EvaluationResult
 
 _OUTCOME_FIRST = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED)\s+(\S.*?)(?:\s+-\s.*)?$")
-_OUTCOME_LAST = re.compile(r"^(\S.*?)\s+(PASSED|FAILED|ERROR|SKIPPED)(?:\s+\[\s*\d+%\]|\s+\(.*\))?$")
+_OUTCOME_LAST = re.compile(r"^(\S.*?)\s+(PASSED|FAILED|ERROR|SKIPPED)(?:\s+\(.*\))?(?:\s+\[\s*\d+%\])?$")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _SHOWN_DIFFERENCES = 20
 

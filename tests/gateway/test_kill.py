@@ -1,0 +1,51 @@
+"""kill −9 of server and gateway in the middle of a session: one result, no recorded completion lost, nothing left."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from chain import polar_serve, until
+from peers.engine import scripted_engine
+from peers.harness import scripted
+from peers.tokenizer import make_tokenizer
+from polar.sessionlog import parse, unpack
+
+
+def processes_with(mark: str) -> list[str]:
+    """Command lines of live processes that have `mark` in them."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if mark in line:
+            found.append(line)
+    return found
+
+
+def test_killed_in_the_middle_it_goes_on_as_the_next_attempt(tmp_path: Path) -> None:
+    mark = "call-of-the-killed-test"
+    with scripted_engine(make_tokenizer(tmp_path)) as engine:
+        steps = scripted(("call", mark), ("call", "and then"), ("write", "$ARTIFACTS_DIR/done"))
+        with polar_serve(tmp_path / "data", engine.url) as first:
+            engine.script({"text": "first"}, {"text": "second", "hold": True})
+            asked = len(engine.requests)
+            assert first.submit("task", **steps).status_code == 200
+            until(lambda: len(engine.requests) >= asked + 2)
+            assert processes_with(mark)
+            first.process.send_signal(signal.SIGKILL)
+            first.process.wait(10)
+        until(lambda: not processes_with(mark))
+        engine.release()
+        with polar_serve(tmp_path / "data", engine.url) as second:
+            (result,) = second.results("task")
+            assert (result["status"], result["metadata"]["attempt"]) == ("COMPLETED", 2)
+            assert [trace["reward"] for trace in result["trajectory"]["traces"]] == [1.0]
+            path = f"/tasks/task/sessions/{result['session_id']}/log"
+            until(lambda: second.http.get(path, params={"attempt": 1}).status_code == 200)
+            lost = parse(unpack(second.http.get(path, params={"attempt": 1}).content))
+            assert [call.finished is not None for call in lost.calls] == [True, False]
+            assert not list((tmp_path / "data" / "gateway" / "sandboxes").glob("*"))
+        assert not list((tmp_path / "data" / "gateway" / "outbox").glob("*"))

@@ -9,6 +9,7 @@ A script is a list of steps, one a generation; when it is used up, the engine sa
   pace             seconds between two tokens of a stream
   drift            [[ids], [ids]]: chat only, the first replaced by the second in the prompt that the engine claims
   message          chat only: the message instead of one with the text
+  probe            this step is for a gateway's probe
   without          names of fields that a router in between has dropped
 Runs in a thread (`scripted_engine`) or as a process of its own (`python engine.py --port N --tokenizer FOLDER`).
 """
@@ -49,8 +50,12 @@ class Machine:
         self.template = environment.from_string(config.get("chat_template", ""))
         self.folder = str(tokenizer) if tokenizer else None
 
-    def step(self) -> dict[str, Any]:
-        return self.script.pop(0) if self.script else {"text": "ok"} if self.tokenizer else {"ids": [7, 9]}
+    def step(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The script's next step. A gateway's probe, whenever it comes, takes only a step that says it is for one."""
+        probe = body.get("input_ids") == [1] or [turn.get("content") for turn in body.get("messages", [])] == ["hi"]
+        if self.script and bool(self.script[0].get("probe")) == probe:
+            return self.script.pop(0)
+        return {"text": "ok"} if self.tokenizer else {"ids": [7, 9]}
 
     def ids(self, step: dict[str, Any]) -> list[int]:
         if "ids" in step:
@@ -183,7 +188,7 @@ def make_app(machine: Machine) -> web.Application:
 
     async def respond(request: web.Request, kind: type[Generate] | type[Chat]) -> web.StreamResponse:
         body = await request.json()
-        step = machine.step()
+        step = machine.step(body)
         machine.requests.append({"path": request.path, "body": body})
         fault = step.get("fault")
         if fault == "500":

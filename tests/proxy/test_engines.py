@@ -18,7 +18,7 @@ from polar.proxy import make_engine
 from running_proxy import until
 
 PROMPT = np.asarray([1, 2, 3], np.int32)
-MESSAGES = [{"role": "user", "content": "hi"}]
+MESSAGES = [{"role": "user", "content": "hello there"}]
 
 
 def generate(kind: str, url: str, *, stream: bool = True, **fields: Any) -> list[Piece]:
@@ -177,7 +177,7 @@ def test_a_good_engine_is_found_good(engine: ScriptedEngine, kind: str) -> None:
 def test_a_router_that_drops_fields_is_found_in_seconds(
     engine: ScriptedEngine, kind: str, step: dict[str, Any], field: str
 ) -> None:
-    engine.script(step)
+    engine.script(step | {"probe": True})
     begun = time.monotonic()
     facts = probe(kind, engine.url)
     assert time.monotonic() - begun < 5
@@ -187,7 +187,7 @@ def test_a_router_that_drops_fields_is_found_in_seconds(
 
 
 def test_an_engine_that_hangs_is_found_in_seconds(engine: ScriptedEngine) -> None:
-    engine.script({"ids": [7], "fault": "hang"})
+    engine.script({"ids": [7], "fault": "hang", "probe": True})
     begun = time.monotonic()
     facts = probe("sglang", engine.url)
     assert time.monotonic() - begun < 5

@@ -10,6 +10,7 @@ from pydantic import Field
 from polar.errors import TaskFault
 from polar.harnesses.base import INSTRUCTION, Settings
 from polar.harnesses.program import ProgramHarness, ProgramSettings
+from polar.protocols import Runtime
 from polar.requests import ExecInput
 
 MOST_ARGUMENT = 128 << 10
@@ -38,11 +39,12 @@ class MiniSweAgent(ProgramHarness):
     version_argument = "--help"
     Settings: ClassVar[type[Settings]] = MiniSettings
 
+    async def setup(self, runtime: Runtime) -> None:
+        if len(await runtime.read(f"{runtime.session_dir}/instruction.txt")) >= MOST_ARGUMENT:
+            raise TaskFault("mini_swe_agent takes the instruction as an argument, and Linux none of 128 KiB or more")
+        await super().setup(runtime)
+
     def run_steps(self, instruction: str) -> list[ExecInput]:
-        if len(instruction.encode()) >= MOST_ARGUMENT:
-            raise TaskFault(
-                "mini-swe-agent takes the instruction as an argument only: 128 KiB is more than Linux allows"
-            )
         settings = self.settings
         words = [settings.command, "-y", "--exit-immediately", "-l", "0", "-m", f"openai/{self.spec.model_name}"]
         words += ["--model-class", "litellm_textbased"] if settings.calls == "text" else []

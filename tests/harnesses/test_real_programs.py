@@ -1,0 +1,155 @@
+"""The real command-line agents, in a sandbox without network, on the listener of a real proxy over a scripted model."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peers.engine import ScriptedEngine, scripted_engine
+from peers.tokenizer import make_tokenizer
+from polar.harnesses import load_harness
+from polar.harnesses.claude_code import ClaudeCode
+from polar.protocols import ExecResult
+from polar.proxy import load_rendering
+from polar.records import BuildResult
+from polar.requests import AgentSpec
+from running_proxy import RunningProxy, running_proxy
+from sandboxing import needs_bubblewrap, run, sh, standing
+
+pytestmark = needs_bubblewrap
+NODE = 20
+INSTRUCTION = "Write the word apple into answer.txt, look whether it is there, and say so."
+
+
+@pytest.fixture(scope="module")
+def claude(request: pytest.FixtureRequest) -> Path:
+    """The folder that Claude Code is installed in: POLAR_TEST_CLAUDE, or installed once into pytest's cache."""
+    if folder := os.environ.get("POLAR_TEST_CLAUDE"):
+        return Path(folder)
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        pytest.skip(f"claude_code needs Node >= {NODE} with npm, and there is none on PATH")
+    version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    if int(version.lstrip("v").split(".")[0]) < NODE:
+        pytest.skip(f"claude_code needs Node >= {NODE}, and this is {version}")
+    folder = request.config.cache.mkdir(f"claude_code-{ClaudeCode.tried_with}")
+    if not (folder / "node_modules" / ".bin" / "claude").exists():
+        package = f"@anthropic-ai/claude-code@{ClaudeCode.tried_with}"
+        command = [npm, "install", "--no-audit", "--no-fund", "--prefix", str(folder), package]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"claude_code could not be installed: {done.stderr[-300:]}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mini() -> str:
+    """The program `mini`: POLAR_TEST_MINI, or beside this Python, or on PATH."""
+    beside = Path(sys.executable).parent / "mini"
+    program = os.environ.get("POLAR_TEST_MINI") or (str(beside) if beside.exists() else shutil.which("mini"))
+    if program is None:
+        pytest.skip("mini-swe-agent is not installed: pip install mini-swe-agent, or POLAR_TEST_MINI=<path of mini>")
+    return program
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def engine(tokenizer: Path) -> Iterator[ScriptedEngine]:
+    with scripted_engine(tokenizer) as made:
+        yield made
+
+
+@pytest.fixture
+def proxy(tmp_path: Path, tokenizer: Path, engine: ScriptedEngine) -> Iterator[RunningProxy]:
+    with running_proxy(tmp_path, engine.url, load_rendering(tokenizer), context_length=400_000) as made:
+        yield made
+
+
+def calls(name: str, **arguments: Any) -> dict[str, Any]:
+    """An engine step whose sampled text is a tool call."""
+    return {"text": f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"}
+
+
+def bound(*paths: str | Path) -> dict[str, list[str]]:
+    """Those that /usr does not hold already."""
+    real = {str(path) for path in paths} | {os.path.realpath(path) for path in paths}
+    return {"bind": sorted(path for path in real if not path.startswith("/usr/"))}
+
+
+def drive(
+    tmp_path: Path, proxy: RunningProxy, agent: AgentSpec, kwargs: dict[str, Any]
+) -> tuple[ExecResult, str, BuildResult]:
+    """Runs the agent to its end: how it ended, the answer.txt that it left, and the trajectory that was built."""
+    session = proxy.open(agent=agent)
+
+    async def story() -> tuple[ExecResult, str]:
+        harness = load_harness(agent)
+        async with standing(tmp_path, kwargs=kwargs) as box:
+            listener = await box.listen()
+            proxy.run(proxy.proxy.listen(session.key, listener.sock))
+            box.env |= {"ANTHROPIC_BASE_URL": listener.url, "ANTHROPIC_API_KEY": session.key}
+            box.env |= {"OPENAI_BASE_URL": f"{listener.url}/v1", "OPENAI_API_KEY": session.key}
+            await box.write(f"{box.session_dir}/instruction.txt", INSTRUCTION.encode())
+            await harness.setup(box)
+            (step,) = harness.run_steps(INSTRUCTION)
+            result = await box.run(step, timeout=90, log=tmp_path / "agent.log")
+            session.end()
+            await box.kill_processes()
+            return result, (await sh(box, "cat answer.txt")).output
+
+    result, answer = run(story(), 120)
+    return result, answer, session.build()
+
+
+def check(result: ExecResult, answer: str, built: BuildResult) -> None:
+    """One chain of three turns, continued from the ids that were sampled, every one of them trainable."""
+    assert result.exit_code == 0, result
+    assert answer == "apple\n"
+    assert (built.calls.completions, built.calls.continued, built.calls.forks, built.calls.drift) == (3, 2, 0, 0)
+    assert len(built.traces) == 1
+    assert built.tokens.balanced
+    assert built.tokens.sampled == built.tokens.trainable == built.traces[0].trainable > 100
+
+
+@pytest.mark.parametrize("tools", [None, ["Bash", "Write"]])
+def test_claude_code_to_a_trajectory(tmp_path, claude, proxy, engine, tools):
+    engine.script(
+        calls("Write", file_path="/workspace/answer.txt", content="apple\n"),
+        calls("Bash", command="cat answer.txt"),
+        {"text": "It is there."},
+    )
+    program = claude / "node_modules" / ".bin" / "claude"
+    settings = {"command": str(program), "max_turns": 10, "tools": tools}
+    result, answer, built = drive(
+        tmp_path, proxy, AgentSpec(harness="claude_code", settings=settings), bound(claude, program)
+    )
+    check(result, answer, built)
+    assert json.loads(result.output)["result"] == "It is there."
+
+
+@pytest.mark.parametrize("style", ["tools", "text"])
+def test_mini_swe_agent_to_a_trajectory(tmp_path, mini, proxy, engine, style):
+    def acts(command: str) -> dict[str, Any]:
+        text = {"text": f"THOUGHT: so be it\n\n```mswea_bash_command\n{command}\n```"}
+        return calls("bash", command=command) if style == "tools" else text
+
+    done = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+    engine.script(acts("echo apple > answer.txt"), acts("cat answer.txt"), acts(done))
+    python = Path(mini).parent / "python3"
+    prefixes = subprocess.run(
+        [python, "-c", "import sys; print(sys.prefix, sys.base_prefix)"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    agent = AgentSpec(harness="mini_swe_agent", settings={"command": mini, "calls": style, "step_limit": 10})
+    check(*drive(tmp_path, proxy, agent, bound(*prefixes)))

@@ -21,6 +21,9 @@ from polar.records import SessionResult, SessionStatus, Termination, Trace
 from slime_bridge._messages import readable
 from slime_bridge.slime_types import Sample, grouping_field, slime_status
 
+_READ_BY_SLIME = ("raw_reward", "round_number")
+"""Keys of a sample's metadata that Slime puts into the batch once one sample has them: no prompt may set them."""
+
 
 class RolloutLogprobError(ValueError):
     """A trainable token has no aligned, finite logprob: the group is refused, nothing is made up."""
@@ -87,6 +90,16 @@ def convert_session(result: SessionResult | None, source: Any, rules: Conversion
     if not all(_finite(trace.reward) for trace in traces):
         return _masked(result, source, rules, SlimeStatus.FAILED, _all_masked(arrived))
     return _converted(result, traces, source, rules, status, arrived)
+
+
+def reward_of(result: SessionResult | None) -> float:
+    """What the session earned, for evaluation: 0.0 where its ending is not trained or nothing graded it."""
+    if result is None or result.trajectory is None or not ending_of(result).trained:
+        return 0.0
+    outcome = (result.trajectory.metadata.get("evaluation") or {}).get("outcome_reward")
+    rewards = [trace.reward for trace in result.trajectory.traces] if outcome is None else [outcome]
+    finite = [float(reward) for reward in rewards if reward is not None and math.isfinite(reward)]
+    return math.fsum(finite) / len(finite) if finite and len(finite) == len(rewards) else 0.0
 
 
 def ending_of(result: SessionResult) -> Ending:
@@ -219,7 +232,7 @@ def _copy(source: Any, status: SlimeStatus, rules: ConversionRules, reward: floa
     setattr(sample, grouping_field(Sample), source.index)
     sample.status = slime_status(status)
     sample.reward = {rules.reward_key: reward} if rules.reward_key else reward
-    sample.metadata = dict(source.metadata or {})
+    sample.metadata = {key: value for key, value in (source.metadata or {}).items() if key not in _READ_BY_SLIME}
     return sample
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from polar.config import Topology, describe, load_topology
 from polar.errors import ConfigError
 from polar.requests import TaskRequest
 from slime_bridge._messages import instruction_of
@@ -41,7 +40,7 @@ class PolarSlimeConfig:
     max_async_level: int
     prefetch: bool
     single_survivor: str
-    request_timeout: float | None
+    request_timeout: float
     callback_host: str
     min_complete_accept_fraction: float
     eval_dataset_name: str
@@ -78,7 +77,7 @@ def resolve_polar_slime_config(args: Any) -> PolarSlimeConfig:
         max_async_level=read.count("polar_max_async_level", 2),
         prefetch=read.flag("polar_prefetch", False),
         single_survivor=read.choice("polar_single_survivor", ("zero", "raw")),
-        request_timeout=read.seconds("polar_request_timeout", None),
+        request_timeout=read.seconds("polar_request_timeout", 60.0) or 60.0,
         callback_host=host,
         min_complete_accept_fraction=read.fraction("polar_min_complete_accept_fraction", 0.0),
         eval_dataset_name=read.text("polar_eval_dataset_name", "polar_eval"),
@@ -129,25 +128,18 @@ def checked_request(payload: dict[str, Any]) -> TaskRequest:
     try:
         return TaskRequest.model_validate(payload)
     except ValidationError as error:
-        raise ConfigError(f"polar_task_template: {describe(error)}") from error
+        wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise ConfigError(f"polar_task_template: {wrong}") from error
 
 
 def render_topology_template(path: str | Path, args: Any) -> str:
     """The topology at `path` as YAML, its placeholders filled and its gateways pointed at Slime's SGLang router."""
-    try:
-        document = yaml.safe_load(Path(path).read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"the topology {path}: {error}") from error
     router = router_url(args)
     if router is None:
         raise ConfigError("sglang_router_ip and sglang_router_port are not set: the gateways need Slime's router")
-    document = render(document, {"args": args, "sglang": {"router_base_url": router}}, "topology")
-    for node in document.get("gateway", {}).get("nodes", []):
-        node["inference"] = {"engine": "sglang", **node.get("inference", {}), "base_url": router}
-    try:
-        Topology.model_validate(document)
-    except ValidationError as error:
-        raise ConfigError(f"the topology {path}: {describe(error)}") from error
+    document = render(_topology(path), {"args": args, "sglang": {"router_base_url": router}}, "topology")
+    for node in (document.get("gateway") or {}).get("nodes") or []:
+        node["inference"] = {"engine": "sglang", **(node.get("inference") or {}), "base_url": router}
     return yaml.safe_dump(document, sort_keys=False)
 
 
@@ -174,10 +166,25 @@ def _server_url(read: _Keys) -> str:
     url, topology = read.optional_text("polar_rollout_url"), read.optional_text("polar_topology_path")
     if url is None and topology is None:
         raise ConfigError("polar_rollout_url is missing: the rollout server's address (or give polar_topology_path)")
-    found = url if url is not None else load_topology(topology).rollout.url
+    found = url if url is not None else _topology_url(topology or "")
     if not found.startswith(("http://", "https://")):
         raise ConfigError(f"polar_rollout_url: {found!r} is no http address")
     return found.rstrip("/")
+
+
+def _topology_url(path: str) -> str:
+    rollout = _topology(path).get("rollout") or {}
+    return rollout.get("public_url") or f"http://{rollout.get('host', '127.0.0.1')}:{rollout.get('port', 8080)}"
+
+
+def _topology(path: str | Path) -> dict[str, Any]:
+    try:
+        document = yaml.safe_load(Path(path).read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"polar_topology_path: {path}: {error}") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"polar_topology_path: {path} is no mapping")
+    return document
 
 
 def _rules(read: _Keys) -> ConversionRules:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import yaml
+from tests.bridge.making import arguments, group
 
-from bridge.making import arguments, group
 from polar.errors import ConfigError
 from slime_bridge.config import (
     checked_request,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.bridge.making import group, session, task, trace
 
-from bridge.making import group, session, task, trace
 from polar.endings import TABLE
 from polar.records import Drop, TaskState, Termination
 from slime_bridge.acceptance import Dropped, Group, judge

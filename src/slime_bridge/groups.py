@@ -1,0 +1,256 @@
+"""Prompt groups on their way from the data source to the trainer: as many as admission allows, replaced when dropped.
+
+Lives on one event loop. Every group that was taken is returned to the trainer, waits for its next call, or was dropped
+under a name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from polar.client import ClientError
+from polar.errors import ConfigError, PolarError
+from polar.records import Drop, TaskResult
+from polar.requests import TaskRequest
+from slime_bridge.acceptance import Dropped, Group, judge
+from slime_bridge.admission import admit
+from slime_bridge.config import PolarSlimeConfig, checked_request, task_payload
+from slime_bridge.ledger import Ledger
+from slime_bridge.metrics import SinceLastCall, train_metrics
+from slime_bridge.staleness import Age, PolicyVersions
+from slime_bridge.tasks import Tasks
+
+log = logging.getLogger(__name__)
+PROGRESS_SECONDS = 60.0
+
+
+class BridgeFault(PolarError):
+    """The rollout cannot go on."""
+
+    default_name = "bridge"
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What one call of the rollout function returns: groups in the data source's order, and its metrics."""
+
+    groups: list[Group]
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Running:
+    source: list[Any]
+    task: asyncio.Task[None]
+
+
+class Groups:
+    def __init__(
+        self, args: Any, config: PolarSlimeConfig, source: Any, tasks: Tasks, background: asyncio.TaskGroup, run_id: str
+    ) -> None:
+        self._args, self._config, self._source = args, config, source
+        self._tasks, self._background, self._run_id = tasks, background, run_id
+        self._in_flight: dict[int, Running] = {}
+        self._late: dict[int, Running] = {}
+        self._finished: deque[Group] = deque()
+        self._submitted = 0
+        self._requested = 0
+        self._rollout_id = 0
+        self._version: str | None = None
+        self._versions = PolicyVersions()
+        self._ledger, self._since = Ledger(), SinceLastCall()
+        self._drops_in_a_row: deque[Dropped] = deque(maxlen=config.max_consecutive_drops)
+        self._fault: PolarError | None = None
+        self._changed = asyncio.Event()
+
+    async def collect(self, rollout_id: int, version: str | None) -> Collected:
+        """Exactly rollout_batch_size accepted groups; `version` is the engine's. Raises BridgeFault, ConfigError."""
+        self._rollout_id, self._version, self._requested = rollout_id, version, self._config.batch
+        self._fault = None
+        self._drops_in_a_row.clear()
+        if version is not None:
+            self._versions.seen(version, rollout_id)
+        self._drop_stale()
+        try:
+            while len(self._finished) < self._requested:
+                self._admit()
+                await self._change()
+        finally:
+            self._requested = 0
+        chosen = sorted((self._finished.popleft() for _ in range(self._config.batch)), key=lambda group: group.index)
+        if self._config.prefetch:
+            self._admit()
+        else:
+            await self._cancel_all()
+        return self._hand_over(chosen)
+
+    def _admit(self) -> None:
+        count = admit(
+            requested=self._requested,
+            in_flight=len(self._in_flight),
+            finished=len(self._finished),
+            batch=self._config.batch,
+            level=self._config.max_async_level,
+            prefetch=self._config.prefetch,
+        )
+        if count == 0:
+            return
+        take: Callable[[int], list[list[Any]]] = getattr(self._source, "take", self._source.get_samples)
+        groups = take(count)
+        if len(groups) != count:
+            raise ConfigError(f"data_source_path: it gave {len(groups)} of {count} prompt groups")
+        for group in groups:
+            self._start(group)
+
+    def _start(self, source: list[Any]) -> None:
+        number = self._submitted
+        self._submitted += 1
+        payload = task_payload(
+            self._args,
+            self._config,
+            source,
+            rollout_id=self._rollout_id,
+            task_position=number,
+            metadata={
+                "group_id": source[0].group_index,
+                "policy_version": self._version,
+                "rollout_step": self._rollout_id,
+                "run_id": self._run_id,
+            },
+        )
+        payload["task_id"] += f"-{self._run_id}-{number}"
+        request = checked_request(payload)
+        task = self._background.create_task(self._run(number, source, request))
+        self._in_flight[number] = Running(source, task)
+        if self._config.straggler_deadline is not None:
+            asyncio.get_running_loop().call_later(self._config.straggler_deadline, self._give_up, number)
+
+    async def _run(self, number: int, source: list[Any], request: TaskRequest) -> None:
+        submitted = self._rollout_id
+        try:
+            self._settle(source, await self._tasks.run(request), submitted)
+        except ClientError as error:
+            self._fault = BridgeFault(f"the rollout server refused a task: {error}")
+        finally:
+            self._in_flight.pop(number, None)
+            self._late.pop(number, None)
+            self._changed.set()
+        if self._config.prefetch and self._fault is None:
+            self._admit()
+
+    def _give_up(self, number: int) -> None:
+        """A straggler makes room for another group; should it finish after all, it is surplus."""
+        if number not in self._in_flight:
+            return
+        log.warning("a group is still running after %s s: replaced", self._config.straggler_deadline)
+        self._late[number] = self._in_flight.pop(number)
+        self._since.stragglers += 1
+        self._changed.set()
+        if len(self._late) > self._config.batch * self._config.max_async_level:
+            self._abandon(self._late.pop(min(self._late)))
+
+    def _settle(self, source: list[Any], result: TaskResult, submitted: int) -> None:
+        fraction = self._config.min_complete_accept_fraction
+        verdict = judge(result, source, self._config.rules, submitted=submitted, min_fraction=fraction)
+        if isinstance(verdict, Dropped):
+            self._ledger.dropped(verdict.reason.value, verdict.tokens)
+            self._drop(source, verdict)
+            return
+        self._ledger.accepted(verdict.arrived, verdict.trained, verdict.unused)
+        if not self._drop_if_stale(verdict):
+            self._drops_in_a_row.clear()
+            self._finished.append(verdict)
+
+    def _drop(self, source: list[Any], dropped: Dropped) -> None:
+        log.warning("group %s dropped (%s): %s", source[0].group_index, dropped.reason.value, dropped.why)
+        self._since.dropped(dropped)
+        self._forget(source)
+        self._drops_in_a_row.append(dropped)
+        if len(self._drops_in_a_row) == self._config.max_consecutive_drops:
+            reasons = "; ".join(sorted({f"{each.reason.value}: {each.why}" for each in self._drops_in_a_row}))
+            self._fault = BridgeFault(
+                f"{len(self._drops_in_a_row)} groups dropped in a row, none accepted "
+                f"(polar_max_consecutive_drops): {reasons}"
+            )
+
+    def _drop_stale(self) -> None:
+        waiting, self._finished = self._finished, deque()
+        self._finished.extend(group for group in waiting if not self._drop_if_stale(group))
+
+    def _drop_if_stale(self, group: Group) -> bool:
+        age = self._age(group).rollouts
+        if age <= self._config.staleness_bound:
+            return False
+        self._ledger.expired(Drop.STALE.value, group.trained)
+        why = (
+            f"{age} rollouts old; polar_max_async_level + update_weights_interval allow {self._config.staleness_bound}"
+        )
+        self._drop(group.source, Dropped(Drop.STALE, group.trained, len(group.source), why))
+        return True
+
+    def _age(self, group: Group) -> Age:
+        return self._versions.age(group.versions, submitted=group.submitted, consuming=self._rollout_id)
+
+    async def _change(self) -> None:
+        """Returns when a group came in or was given up. Raises what keeps the rollout from going on."""
+        try:
+            async with asyncio.timeout(PROGRESS_SECONDS):
+                await self._changed.wait()
+        except TimeoutError:
+            log.info("rollout %d waits: %s", self._rollout_id, self._scheduler())
+        self._changed.clear()
+        if self._fault is not None:
+            raise self._fault
+
+    def close(self) -> None:
+        """Cancels everything; what was taken stays in the data source's next state."""
+        for each in (*self._in_flight.values(), *self._late.values()):
+            each.task.cancel()
+
+    async def _cancel_all(self) -> None:
+        """Returns when nothing is in flight. Stragglers are given up; what had replaced one is for the next call."""
+        running = [each.task for each in (*self._in_flight.values(), *self._late.values())]
+        self._source.add_samples([each.source for each in self._in_flight.values()])
+        for each in self._late.values():
+            self._abandon(each)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _abandon(self, late: Running) -> None:
+        late.task.cancel()
+        self._forget(late.source)
+
+    def _forget(self, source: list[Any]) -> None:
+        if hasattr(self._source, "dropped"):
+            self._source.dropped(source)
+
+    def _hand_over(self, groups: list[Group]) -> Collected:
+        for group in groups:
+            self._ledger.handed_over(group.trained)
+        if hasattr(self._source, "returned"):
+            self._source.returned(self._rollout_id, [group.source for group in groups])
+        ages = [self._age(group) for group in groups]
+        numbers = train_metrics(groups, ages, self._since, self._scheduler() | self._source_counts(), self._ledger)
+        self._since = SinceLastCall()
+        return Collected(groups, numbers)
+
+    def _scheduler(self) -> dict[str, int]:
+        active = len(self._in_flight) + len(self._late)
+        return {
+            "active_groups": active,
+            "active_sessions": active * self._args.n_samples_per_prompt,
+            "completed_buffer": len(self._finished),
+            "output_queue": self._config.batch,
+            "deferred_queue": len(self._late),
+            "requested_groups": self._config.batch,
+        }
+
+    def _source_counts(self) -> dict[str, int]:
+        counted = ("surplus_prompts", "resumed_groups")
+        return {name: getattr(self._source, name) for name in counted if hasattr(self._source, name)}

@@ -1,0 +1,139 @@
+"""A real rollout server, a scripted gateway that plays sessions as the test says, and a scripted trainer."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.bridge.making import arguments
+from tests.peers.node import Node, done, fault
+from tests.peers.relay import Relay
+from tests.peers.trainer import Trainer
+from tests.server.conftest import TOKEN, Server
+
+from polar.nodeapi import Cancel, Held, Lease, NodeResult
+from polar.records import SessionStatus, Termination
+from slime_bridge import rollout
+
+Script = Callable[[Lease, Node], NodeResult | None]
+
+
+class Gateway:
+    """Finishes every leased session as `script` says; None leaves it running for ever."""
+
+    def __init__(self, server: Server, script: Script = done) -> None:
+        self.script = script
+        self.leases: list[Lease] = []
+        self._cancels: list[Cancel] = []
+        self._node = server.node()
+        self._stopped = threading.Event()
+        self._node.poll()
+        for each in (self._poll, self._work, self._end_cancelled):
+            threading.Thread(target=each, daemon=True).start()
+
+    def stop(self) -> None:
+        """The threads end with the server, which holds their requests open."""
+        self._stopped.set()
+
+    def tasks(self) -> list[dict[str, Any]]:
+        """The tasks of the leases, once each, in the order of their coming."""
+        return list({task["task_id"]: task for task in (each.task for each in self.leases)}.values())
+
+    def _poll(self) -> None:
+        while not self._stopped.wait(0.2):
+            with contextlib.suppress(httpx.HTTPError):
+                self._cancels += self._node.poll().cancels
+
+    def _work(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                reply = self._node.work(64)
+            except httpx.HTTPError:
+                self._stopped.wait(0.05)
+                continue
+            self._cancels += reply.cancels
+            for lease in reply.leases:
+                self._play(lease)
+
+    def _end_cancelled(self) -> None:
+        while not self._stopped.wait(0.05):
+            while self._cancels:
+                self._end(self._cancels.pop())
+
+    def _end(self, cancel: Cancel) -> None:
+        for lease in self.leases:
+            if (lease.session_id, lease.attempt) == (cancel.session_id, cancel.attempt):
+                ended = fault(lease, self._node, termination=Termination.CANCELLED, retryable=False, fault=None)
+                self._insist(partial(self._node.result, ended))
+                self._node.held = [each for each in self._node.held if each.session_id != lease.session_id]
+
+    def _insist(self, call: Callable[[], Any]) -> None:
+        """As a real gateway does: until the server has it."""
+        while not self._stopped.is_set():
+            try:
+                call()
+                return
+            except httpx.HTTPError:
+                self._stopped.wait(0.1)
+
+    def _play(self, lease: Lease) -> None:
+        self.leases.append(lease)
+        result = self.script(lease, self._node)
+        if result is None:
+            held = Held(session_id=lease.session_id, attempt=lease.attempt, stage=SessionStatus.RUNNING)
+            self._node.held = [*self._node.held, held]
+            return
+        log = f"log of {lease.session_id}".encode()
+        self._insist(lambda: self._node.upload(lease, log))
+        if result.traces is not None:
+            result.log_sha256 = hashlib.sha256(log).hexdigest()
+        self._insist(lambda: self._node.result(result))
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Gateway]]:
+    server = Server(tmp_path_factory.mktemp("server"))
+    gateway = Gateway(server)
+    yield server, gateway
+    gateway.stop()
+    server.stop()
+
+
+@pytest.fixture
+def server(house: tuple[Server, Gateway], monkeypatch: pytest.MonkeyPatch) -> Server:
+    monkeypatch.setenv("POLAR_CONTROL_PLANE_TOKEN", TOKEN)
+    return house[0]
+
+
+@pytest.fixture
+def gateway(house: tuple[Server, Gateway]) -> Gateway:
+    house[1].script, house[1].leases = done, []
+    return house[1]
+
+
+@pytest.fixture
+def relay(server: Server) -> Iterator[Relay]:
+    between = Relay(server.url)
+    yield between
+    between.close()
+
+
+@pytest.fixture
+def make_trainer(server: Server, tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"input": f"p{number}"}) + "\n" for number in range(20)))
+
+    def make(**changed: Any) -> Trainer:
+        settings = {"polar_rollout_url": server.url, "prompt_data": str(prompts), "save": None, "load": None}
+        return Trainer(arguments(**(settings | changed)))
+
+    yield make
+    rollout.close()

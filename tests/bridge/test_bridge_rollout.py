@@ -1,0 +1,301 @@
+"""The hooks against a real rollout server: exact batches, dropped groups replaced, nothing left running."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import httpx
+import numpy as np
+import pytest
+from tests.bridge.conftest import Gateway
+from tests.peers.node import Node, done, fault
+from tests.peers.relay import Relay
+from tests.peers.trainer import Trainer
+from tests.server.conftest import Server, eventually
+
+from polar.errors import ConfigError
+from polar.nodeapi import Lease
+from polar.records import Drop, TaskState
+from slime_bridge import rollout
+from slime_bridge.groups import BridgeFault
+from slime_bridge.slime_types import trajectory_of
+
+Make = Callable[..., Trainer]
+
+
+def task_of(lease: Lease) -> dict:
+    return lease.task
+
+
+def without_logprobs(lease: Lease, node: Node):
+    result = done(lease, node)
+    result.traces[0].response_logprobs = None
+    return result
+
+
+def untrainable(lease: Lease, node: Node):
+    result = done(lease, node)
+    result.traces[0].loss_mask = np.zeros(3, np.uint8)
+    return result
+
+
+def running(server: Server) -> list[str]:
+    tasks = server.http.get("/tasks", params={"limit": 1000}).json()["tasks"]
+    return [task["task_id"] for task in tasks if not TaskState(task["status"]).terminal]
+
+
+def test_a_rollout_is_exactly_a_batch_three_lists_deep(gateway: Gateway, make_trainer: Make):
+    gateway.script = lambda lease, node: done(lease, node, reward=float(lease.session_index))
+    trainer = make_trainer()
+    first, second = trainer.rollout(0), trainer.rollout(1)
+    for number, step in enumerate((first, second)):
+        assert [[len(traces) for traces in group] for group in step.nest] == [[1, 1], [1, 1]]
+        assert [trajectory_of(sample) for sample in step.samples] == list(range(4 * number, 4 * number + 4))
+        assert step.raw == [0.0, 1.0, 0.0, 1.0]
+        assert step.rewards == pytest.approx([-1.414, 1.414, -1.414, 1.414], abs=1e-3)
+        assert step.metrics["polar/completed_groups"] == 2
+        assert step.metrics["polar/reward_mean"] == 0.5
+        assert step.metrics["polar/ledger/balanced"] == 1
+        assert step.metrics["polar/tokens/sampled"] == step.metrics["polar/tokens/trained"] == 12
+    assert second.metrics["polar/ledger/tokens/trained"] == 24
+    made = gateway.tasks()[0]
+    assert (made["instruction"], made["num_samples"]) == ("p0", 2)
+    assert made["sampling"]["temperature"] == 1.0
+    assert made["sampling"]["max_tokens"] == 16
+    assert made["callback_format"] == "msgpack"
+    assert made["task_id"].startswith("polar-slime-0-0-")
+    assert made["metadata"]["group_id"] == 0
+    assert (made["metadata"]["rollout_step"], made["metadata"]["policy_version"]) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("play", "reason"),
+    [
+        (fault, Drop.FAILED),
+        (without_logprobs, Drop.LOGPROB_ERROR),
+        (untrainable, Drop.ZERO_TRAINABLE),
+    ],
+)
+def test_a_bad_group_is_dropped_under_its_name_and_replaced(gateway: Gateway, make_trainer: Make, play, reason: Drop):
+    def script(lease: Lease, node: Node):
+        return play(lease, node) if task_of(lease)["instruction"] == "p1" else done(lease, node)
+
+    gateway.script = script
+    step = make_trainer().rollout(0)
+    assert [group[0][0].group_index for group in step.nest] == [0, 2]
+    assert step.metrics[f"polar/dropped_{reason.value}_groups"] == 1
+    assert step.metrics["polar/dropped_groups"] == 1
+    assert step.metrics["polar/ledger/balanced"] == 1
+    assert step.metrics["polar/ledger/groups/arrived"] == 3
+
+
+def test_half_a_group_is_kept_or_dropped_as_the_fraction_says(gateway: Gateway, make_trainer: Make):
+    def script(lease: Lease, node: Node):
+        first = task_of(lease)["instruction"] == "p0"
+        return fault(lease, node, retryable=False) if first and lease.session_index == 1 else done(lease, node)
+
+    gateway.script = script
+    step = make_trainer().rollout(0)
+    (kept,), (lost,) = step.nest[0]
+    assert (kept.status.value, lost.status.value, lost.remove_sample) == ("completed", "failed", True)
+    assert step.metrics["polar/dropped_sessions"] == 1
+    step = make_trainer(polar_min_complete_accept_fraction=1.0).rollout(0)
+    assert [group[0][0].group_index for group in step.nest] == [1, 2]
+    assert step.metrics["polar/dropped_low_complete_fraction_groups"] == 1
+
+
+def test_only_bad_groups_blow_the_fuse_with_the_reasons(gateway: Gateway, make_trainer: Make):
+    gateway.script = without_logprobs
+    with pytest.raises(BridgeFault, match=r"3 groups dropped in a row.*logprob_error: 3 trainable tokens without"):
+        make_trainer(polar_max_consecutive_drops=3).rollout(0)
+
+
+def test_a_straggler_is_replaced_and_nothing_of_it_runs_on(server: Server, gateway: Gateway, make_trainer: Make):
+    gateway.script = lambda lease, node: None if task_of(lease)["instruction"] == "p1" else done(lease, node)
+    step = make_trainer(polar_straggler_deadline=1.0).rollout(0)
+    assert [group[0][0].group_index for group in step.nest] == [0, 2]
+    assert step.metrics["polar/replaced_stragglers"] == 1
+    assert running(server) == []
+
+
+def test_prefetch_keeps_groups_in_flight_and_uses_them_next(server: Server, gateway: Gateway, make_trainer: Make):
+    trainer = make_trainer(polar_prefetch=True, polar_max_async_level=2)
+    trainer.rollout(0)
+    eventually(lambda: len(gateway.tasks()) == 6)
+    eventually(lambda: not running(server))
+    step = trainer.rollout(1)
+    assert [group[0][0].group_index for group in step.nest] == [2, 3]
+    assert step.metrics["polar/staleness/mean"] == 1.0
+
+
+def test_groups_too_old_are_dropped_whole(server: Server, gateway: Gateway, make_trainer: Make):
+    trainer = make_trainer(polar_prefetch=True, polar_max_async_level=2)
+    trainer.rollout(0)
+    eventually(lambda: len(gateway.tasks()) == 6)
+    eventually(lambda: not running(server))
+    step = trainer.rollout(9)
+    assert step.metrics["polar/dropped_stale_groups"] == 4
+    assert [group[0][0].group_index for group in step.nest] == [6, 7]
+    assert step.metrics["polar/staleness/mean"] == 0.0
+    assert step.metrics["polar/ledger/balanced"] == 1
+
+
+def test_closing_cancels_what_is_in_flight(server: Server, gateway: Gateway, make_trainer: Make):
+    gateway.script = lambda lease, node: None if int(task_of(lease)["instruction"][1:]) > 1 else done(lease, node)
+    make_trainer(polar_prefetch=True).rollout(0)
+    eventually(lambda: len(gateway.tasks()) == 6)
+    assert running(server)
+    rollout.close()
+    eventually(lambda: not running(server))
+
+
+def test_a_restarted_run_cancels_what_the_earlier_one_left(
+    server: Server, gateway: Gateway, make_trainer: Make, tmp_path
+):
+    gateway.script = lambda lease, node: None if int(task_of(lease)["instruction"][1:]) > 1 else done(lease, node)
+    first = make_trainer(polar_prefetch=True, save=str(tmp_path))
+    first.rollout(0)
+    left = eventually(lambda: len(running(server)) == 4 and running(server))
+    worker = rollout._workers.pop()
+    gateway.script = done
+    second = make_trainer(save=str(tmp_path))
+    second.rollout(0)
+    assert not set(left) & set(running(server))
+    worker.close()
+
+
+def test_a_server_that_is_killed_and_started_again_loses_nothing(server: Server, gateway: Gateway, make_trainer: Make):
+    restarted = []
+
+    def script(lease: Lease, node: Node):
+        if not restarted:
+            restarted.append(server.restart())
+        return done(lease, node)
+
+    gateway.script = script
+    step = make_trainer().rollout(0)
+    assert [group[0][0].group_index for group in step.nest] == [0, 1]
+    assert restarted
+
+
+def test_evaluation_gives_every_session_one_vote_and_takes_no_training_prompt(
+    gateway: Gateway, make_trainer: Make, tmp_path
+):
+    path = tmp_path / "eval.jsonl"
+    path.write_text('{"input": "e0"}\n{"input": "e1"}\n{"input": "e2"}\n')
+
+    def script(lease: Lease, node: Node):
+        if task_of(lease)["instruction"] == "e1":
+            return fault(lease, node, retryable=False)
+        if task_of(lease)["instruction"] == "e2":
+            return without_logprobs(lease, node)
+        return done(lease, node)
+
+    gateway.script = script
+    trainer = make_trainer(eval_prompt_data=["held_out", str(path)], n_samples_per_eval_prompt=2)
+    output = trainer.evaluate(0)
+    part = output.data["held_out"]
+    assert part["rewards"] == [1.0, 1.0, 0.0, 0.0, 1.0, 1.0]
+    assert len(part["truncated"]) == len(part["samples"]) == 6
+    assert output.metrics["polar/eval/held_out/resolved_rate"] == pytest.approx(4 / 6)
+    assert output.metrics["polar/eval/held_out/success_rate"] == pytest.approx(4 / 6)
+    tasks = gateway.tasks()
+    seeds = [task["sampling"]["seed"] for task in tasks]
+    assert len(set(seeds)) == 3
+    assert {task["dispatch_priority"] for task in tasks} == {100}
+    trainer.evaluate(1)
+    assert sorted(task["sampling"]["seed"] for task in gateway.tasks()[3:]) == sorted(seeds)
+    gateway.script = done
+    assert trainer.rollout(0).nest[0][0][0].prompt == "p0"
+
+
+def test_a_callback_is_answered_whatever_it_holds(gateway: Gateway, make_trainer: Make):
+    make_trainer().rollout(0)
+    url = gateway.tasks()[0]["callback_url"]
+    assert "/callback/task_result?token=" in url
+    assert httpx.post(url, content=b"{").json()["ok"] is False
+    assert "status" in httpx.post(url, content=b'{"task_id": "x"}').json()["reason"]
+    assert httpx.post(url, content=b'{"task_id": "x", "status": "running"}').json()["ok"] is False
+    assert httpx.post(url, content=b'{"task_id": "x", "status": "completed"}').json() == {"ok": True}
+    assert httpx.post(url.split("?")[0] + "?token=guessed", content=b"{}").status_code == 403
+
+
+def test_case_049_a_doubled_callback_and_a_result_after_the_step_change_nothing(gateway: Gateway, make_trainer: Make):
+    trainer = make_trainer()
+    trainer.rollout(0)
+    task = gateway.tasks()[0]
+    for _ in range(2):
+        document = {"task_id": task["task_id"], "status": "completed", "results": []}
+        assert httpx.post(task["callback_url"], json=document).json() == {"ok": True}
+    step = trainer.rollout(1)
+    assert step.metrics["polar/ledger/groups/arrived"] == 4
+    assert step.metrics["polar/dropped_groups"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"polar_rollout_url": "http://127.0.0.1:9"}, "polar_rollout_url.*polar serve"),
+        ({"polar_callback_host": "192.0.2.1"}, "polar_callback_host"),
+        ({"polar_callback_host": "0.0.0.0"}, "polar_callback_host"),
+        ({"use_dynamic_batch_size": False}, "use-dynamic-batch-size"),
+        ({"polar_task_template": {"agent": {"harness": "shell"}}}, "evaluator is missing"),
+        ({"calculate_per_token_loss": True, "log_passrate": True}, "calculate_per_token_loss.*log_passrate"),
+        ({"partial_rollout": True}, "partial_rollout"),
+        ({"dynamic_sampling_filter_path": "a.b"}, "dynamic_sampling_filter_path"),
+        ({"over_sampling_batch_size": 5}, "over_sampling_batch_size"),
+        ({"colocate": True, "polar_prefetch": True}, "polar_prefetch"),
+    ],
+)
+def test_wrong_settings_are_named_before_the_first_task(make_trainer: Make, changed: dict, named: str):
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=named):
+        make_trainer(**changed).rollout(0)
+    assert time.monotonic() - began < 5
+
+
+def test_a_task_the_server_refuses_ends_the_rollout_with_its_words(gateway: Gateway, make_trainer: Make):
+    template = {"agent": {"harness": "shell", "custom_shell": {"command": "true"}}, "evaluator": {"strategy": "nope"}}
+    with pytest.raises(BridgeFault, match=r"evaluator.strategy: .*nope"):
+        make_trainer(polar_task_template=template).rollout(0)
+
+
+SUBMIT = "/rollout/task/submit"
+
+
+def test_a_lost_submission_and_a_lost_reply_to_one_make_one_task(gateway: Gateway, make_trainer: Make, relay: Relay):
+    relay.lose_request = lambda path, number: path == SUBMIT and number == 0
+    relay.lose_answer = lambda path, number: path == SUBMIT and number in (1, 2)
+    step = make_trainer(polar_rollout_url=relay.url).rollout(0)
+    assert [group[0][0].group_index for group in step.nest] == [0, 1]
+    assert len(gateway.tasks()) == 2
+    assert relay.calls.count(SUBMIT) == 5
+    assert step.metrics["polar/ledger/groups/arrived"] == 2
+
+
+def test_a_lost_callback_is_made_good_by_the_poll(gateway: Gateway, make_trainer: Make, relay: Relay):
+    relay.rewrite = lambda body: body.replace(b"/callback/task_result", b"/nowhere")
+    step = make_trainer(polar_rollout_url=relay.url).rollout(0)
+    assert step.metrics["polar/completed_groups"] == 2
+    fetched = [path for path in relay.calls if path.startswith("/rollout/task/polar-slime-")]
+    assert len(fetched) >= 4, "each task is looked at without its results, then fetched"
+
+
+def test_a_task_that_the_server_forgot_is_submitted_again(
+    server: Server, gateway: Gateway, make_trainer: Make, relay: Relay
+):
+    """The server accepted it and lost it: its answer says 404."""
+    swallowed: list[bytes] = []
+
+    def rewrite(body: bytes) -> bytes:
+        if b"task_id" not in body or swallowed:
+            return body
+        swallowed.append(body)
+        other = body.replace(b"polar-slime-", b"somebody-elses-")
+        return other.replace(b"/callback/task_result", b"/nowhere")
+
+    relay.rewrite = rewrite
+    step = make_trainer(polar_rollout_url=relay.url).rollout(0)
+    assert step.metrics["polar/completed_groups"] == 2
+    assert relay.calls.count(SUBMIT) == 3

@@ -1,0 +1,69 @@
+"""A relay between a client and a server that loses what its test says: requests going there, answers coming back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+
+KEPT_HEADERS = {"content-type", "accept", "x-polar-control-token"}
+
+
+class Relay:
+    """`lose_request(path, number)` and `lose_answer(path, number)`: whether to; `number` counts the path's calls from 0.
+    `rewrite(body)` may change a body on the way there. Both losses close the connection without an answer."""
+
+    def __init__(self, target: str) -> None:
+        self.lose_request: Callable[[str, int], bool] = lambda path, number: False
+        self.lose_answer: Callable[[str, int], bool] = lambda path, number: False
+        self.rewrite: Callable[[bytes], bytes] = lambda body: body
+        self.calls: list[str] = []
+        self._target = httpx.Client(base_url=target, timeout=40, trust_env=False)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        relay = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def _pass(self) -> None:
+                path = self.path.split("?")[0]
+                number = relay.calls.count(path)
+                relay.calls.append(path)
+                self.close_connection = True
+                body = relay.rewrite(self.rfile.read(int(self.headers.get("content-length") or 0)))
+                if relay.lose_request(path, number):
+                    return
+                headers = {name: value for name, value in self.headers.items() if name.lower() in KEPT_HEADERS}
+                answer = relay._target.request(self.command, self.path, content=body, headers=headers)
+                if relay.lose_answer(path, number):
+                    return
+                self.send_response(answer.status_code)
+                self.send_header("Content-Type", answer.headers.get("content-type", "application/json"))
+                self.send_header("Content-Length", str(len(answer.content)))
+                self.end_headers()
+                self.wfile.write(answer.content)
+
+            def do_GET(self) -> None:
+                self._pass()
+
+            def do_POST(self) -> None:
+                self._pass()
+
+            def do_DELETE(self) -> None:
+                self._pass()
+
+            def log_message(self, *args: object) -> None:
+                """Silent."""
+
+        return Handler

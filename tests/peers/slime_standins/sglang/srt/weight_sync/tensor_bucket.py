@@ -1,0 +1,2 @@
+class FlattenedTensorBucket:
+    """Never made on a CPU."""

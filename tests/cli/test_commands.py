@@ -15,6 +15,11 @@ from polar.cli.main import COMMANDS, app
 GOOD = {"task_id": "a", "agent": {"harness": "mini_swe_agent"}}
 
 
+def inside(*words):
+    """The command in this process."""
+    return CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "120"})
+
+
 @pytest.fixture
 def nobody():
     """A port where nothing listens."""
@@ -24,7 +29,7 @@ def nobody():
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_with_an_example(name):
-    done = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "120"})
+    done = inside(name, "--help")
     assert done.exit_code == 0
     assert "Example" in done.output
     assert f"polar {name}" in done.output
@@ -41,7 +46,7 @@ def test_a_wrong_file_is_refused_before_the_server_is_asked(tmp_path, nobody):
 @pytest.mark.parametrize("words", [["run", "FILE"], ["submit", "FILE"], ["status"], ["why", "x"], ["cancel", "x"]])
 def test_a_server_that_is_down_is_exit_code_3(tmp_path, nobody, words):
     file = task_file(tmp_path / "t.jsonl", GOOD)
-    done = CliRunner().invoke(app, [str(file) if word == "FILE" else word for word in words] + ["--server", nobody])
+    done = inside(*(file if word == "FILE" else word for word in words), "--server", nobody)
     assert done.exit_code == 3
     assert "polar serve" in done.stderr
     assert nobody in done.stderr
@@ -49,7 +54,7 @@ def test_a_server_that_is_down_is_exit_code_3(tmp_path, nobody, words):
 
 @pytest.mark.parametrize("url", ["localhost:8080", "", "ftp://x"])
 def test_a_server_that_is_no_url_is_named(url):
-    done = CliRunner().invoke(app, ["status", "--server", url])
+    done = inside("status", "--server", url)
     assert done.exit_code == 2
     assert "http://127.0.0.1:8080" in done.stderr
 
@@ -58,7 +63,7 @@ def test_something_else_at_the_servers_address_is_named():
     other = http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
     threading.Thread(target=other.serve_forever).start()
     try:
-        done = CliRunner().invoke(app, ["status", "--server", f"http://127.0.0.1:{other.server_port}"])
+        done = inside("status", "--server", f"http://127.0.0.1:{other.server_port}")
     finally:
         other.shutdown()
         other.server_close()
@@ -68,8 +73,8 @@ def test_something_else_at_the_servers_address_is_named():
 
 def test_results_that_cannot_be_saved_stop_the_run_before_it_starts(tmp_path, nobody):
     file = task_file(tmp_path / "t.jsonl", GOOD)
-    done = polar("run", file, "--server", nobody, "--save", tmp_path / "no" / "folder.jsonl")
-    assert done.returncode == 2
+    done = inside("run", file, "--server", nobody, "--save", tmp_path / "no" / "folder.jsonl")
+    assert done.exit_code == 2
     assert "cannot be written" in done.stderr
 
 
@@ -86,15 +91,14 @@ def test_results_that_cannot_be_saved_stop_the_run_before_it_starts(tmp_path, no
     ],
 )
 def test_serve_names_what_is_wrong_with_its_options(tmp_path, words, said):
-    done = polar("serve", *words, "--data", tmp_path / "data", "--gateway-port", "0")
-    assert done.returncode == 2, done.stderr
+    done = inside("serve", *words, "--data", tmp_path / "data", "--gateway-port", "0")
+    assert done.exit_code == 2, done.stderr
     assert said in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_an_option_beside_a_topology_wins_and_unknown_keys_are_refused(tmp_path):
     topology = tmp_path / "topology.yaml"
     topology.write_text("rollout: {prot: 1}\n")
-    done = polar("serve", "--topology", topology)
-    assert done.returncode == 2
+    done = inside("serve", "--topology", topology)
+    assert done.exit_code == 2
     assert "rollout.prot" in done.stderr

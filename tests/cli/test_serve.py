@@ -37,8 +37,14 @@ def running(chain: Chain, task: str, mark: str, runtime: str) -> None:
     until(lambda: chain.stage(task) == ["RUNNING"] * 2 and len(marked(mark)) >= 4)
 
 
-@pytest.mark.parametrize("runtime", ["bubblewrap", "local"])
-@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGINT, signal.SIGINT], [signal.SIGTERM]])
+@pytest.mark.parametrize(
+    ("runtime", "signals"),
+    [
+        ("bubblewrap", [signal.SIGINT]),
+        ("bubblewrap", [signal.SIGTERM]),
+        ("local", [signal.SIGINT, signal.SIGINT]),
+    ],
+)
 def test_an_orderly_end_in_the_middle_leaves_nothing(engine, tmp_path, runtime, signals):
     mark = f"mark-{os.urandom(8).hex()}"
     options = ["--runtime", runtime, "--run-workers=4"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from polar.cli import demo
 from polar.cli.console import ExitCode, stop
@@ -20,8 +21,18 @@ from polar.errors import ConfigError, PolarError, TaskFault
 
 EPILOG = "Start with `polar demo`; or `polar serve`, then `polar run tasks.jsonl` in another terminal."
 
+
+class Group(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PolarError as fault:
+            raise stop(fault.message, code_of(fault)) from fault
+
+
 app = typer.Typer(
     name="polar",
+    cls=Group,
     help="Run agent harnesses, unmodified, as reinforcement-learning rollouts.",
     epilog=EPILOG,
     no_args_is_help=True,
@@ -47,10 +58,7 @@ app.command("demo", context_settings=demo.SETTINGS, add_help_option=False)(demo.
 
 
 def main() -> None:
-    try:
-        app()
-    except PolarError as fault:
-        sys.exit(stop(fault.message, code_of(fault)).exit_code)
+    app()
 
 
 def code_of(fault: PolarError) -> ExitCode:

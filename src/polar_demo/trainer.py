@@ -23,7 +23,7 @@ TrainData = dict[str, Any]
 
 @dataclass(frozen=True)
 class Settings:
-    learning_rate: float = 1.5e-4
+    learning_rate: float = 5e-5
     clip: float = 0.2
     epochs: int = 2
     minibatches: int = 2

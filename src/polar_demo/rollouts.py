@@ -13,7 +13,7 @@ from polar_demo.tasks import look_up
 from slime_bridge.data_source import CeilEpochRolloutDataSourceWithBuffer
 from slime_bridge.reward_post_process import post_process_rewards
 from slime_bridge.rollout import generate_rollout_polar_async
-from slime_bridge.slime_types import trajectory_of
+from slime_bridge.slime_types import RolloutFnTrainOutput, trajectory_of
 
 PROMPTS = 512
 COMPACTED = 8
@@ -99,9 +99,10 @@ class Rollouts:
 
     def take(self, rollout_id: int) -> tuple[dict[str, Any], dict[str, float]]:
         output = generate_rollout_polar_async(self.args, rollout_id, self.data_source, evaluation=False)
+        assert isinstance(output, RolloutFnTrainOutput)
         flat = [sample for group in output.samples for trajectory in group for sample in trajectory]
         raw, shaped = post_process_rewards(self.args, flat)
-        return train_data(flat, raw, shaped), output.metrics
+        return train_data(flat, raw, shaped), output.metrics or {}
 
 
 def train_data(flat: list[Any], raw: list[float], shaped: list[float]) -> dict[str, Any]:

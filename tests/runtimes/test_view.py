@@ -182,6 +182,7 @@ def test_the_hosts_network_is_there_when_the_task_asks(tmp_path):
         ({"gpus": 1}, "runtime.gpus"),
         ({"network": "bridge"}, "runtime.network 'bridge'"),
         ({"workdir": "relative"}, "runtime.workdir 'relative'"),
+        ({"backend": "local", "image": "/"}, "runtime.image"),
         ({"import_path": "polar.nothing:Here"}, "polar.nothing:Here"),
     ],
 )

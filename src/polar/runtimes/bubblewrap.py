@@ -19,7 +19,6 @@ from polar.runtimes.availability import MISSING, explain
 from polar.runtimes.served import Served
 
 SESSION_DIR, WORKDIR = "/session", "/workspace"
-_RUN_BYTES = 64 << 20
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC_FILES = ("ld.so.cache", "localtime", "mime.types", "nsswitch.conf", "os-release", "protocols", "services")
 _ETC_FOLDERS = ("alternatives", "fonts", "java-*-openjdk", "pki/ca-trust", "pki/tls/certs", "ssl/certs")
@@ -65,7 +64,7 @@ class Bubblewrap(Served):
     def _view(self, folder: Path) -> list[str]:
         image = Path(self.spec.image) if self.spec.image else None
         root = self._host_view(folder) if image is None else _image_view(image, self.workdir, folder / "workspace")
-        own = ["--proc", "/proc", "--dev", "/dev", "--size", str(_RUN_BYTES), "--tmpfs", "/run"]
+        own = ["--proc", "/proc", "--dev", "/dev", "--dir", "/run"]
         own += ["--bind", str(folder / "tmp"), "/tmp"]
         for path in self.options.bind:
             own += ["--ro-bind", path, path]

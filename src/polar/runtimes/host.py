@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from polar.errors import ServerFault, TaskFault
+from polar.errors import TaskFault, from_os_error
 
 MOST_ARGUMENT = 128 << 10
 """bytes of one argument or variable on Linux"""
@@ -33,8 +32,9 @@ def disk() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ServerFault(f"the disk is full: {error}", name="disk_full") from error
+        fault = from_os_error(error, "the sandbox's files")
+        if fault.name == "disk_full":
+            raise fault from error
         raise
 
 

@@ -1,11 +1,12 @@
 """Starts sandboxes' servers. One launcher serves all sandboxes of a gateway, at a few milliseconds each.
 
-The process behind it ends with its owner, however the owner ends, and so does every server.
+The process behind it ends with its owner, however the owner ends, and every sandbox with it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -22,7 +23,7 @@ for name in ("polar", "polar.runtimes"):
     sys.modules[name] = types.ModuleType(name)
 sys.modules["polar.runtimes"].__path__ = [sys.argv[1]]
 from polar.runtimes.inside.launcher import main
-main(int(sys.argv[2]))
+main(int(sys.argv[2]), int(sys.argv[3]))
 """
 
 
@@ -73,7 +74,16 @@ class Launcher:
         ours.setblocking(False)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _BOOT, str(Path(__file__).parent), str(theirs.fileno())],
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    "-c",
+                    _BOOT,
+                    str(Path(__file__).parent),
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -84,7 +94,7 @@ class Launcher:
         return ours
 
     async def close(self) -> None:
-        """Ends the process; sandboxes that still run end only with their own channel."""
+        """Ends the process and every sandbox that it started."""
         if self._requests is not None:
             self._requests.close()
         if self._process is not None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
+from polar.errors import TaskFault
+from polar.requests import RuntimeSpec
 from polar.runtimes import folders
 from polar.runtimes.served import Served
 
@@ -17,6 +19,11 @@ class Local(Served):
 
     unsafe: ClassVar[bool] = True
     owns_processes: ClassVar[bool] = False
+
+    def __init__(self, spec: RuntimeSpec) -> None:
+        super().__init__(spec)
+        if spec.image:
+            raise TaskFault("runtime.image: the runtime local has the host's programs, and no image")
 
     def _make(self, folder: Path) -> None:
         self.session_dir = str(folder / "session")

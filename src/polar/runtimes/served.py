@@ -70,10 +70,13 @@ class Served:
         launcher = self.launcher
         if launcher is None:
             launcher = self._own_launcher = Launcher()
-        with disk():
-            argv = await to_its_end(self._make, folder)
-            self._channel = await launcher.launch(argv)
-            await to_its_end(self._place, folder, self._channel.pid)
+        try:
+            with disk():
+                argv = await to_its_end(self._make, folder)
+                self._channel = await launcher.launch(argv)
+                await to_its_end(self._place, folder, self._channel.pid)
+        except OSError as error:
+            raise SandboxFault(f"the sandbox did not start: {error}", name="sandbox_start") from error
 
     def _place(self, folder: Path, pid: int) -> None:
         folders.note_server(folder, pid)

@@ -1,4 +1,5 @@
-"""The process that waits with everything imported and forks one server a sandbox; it ends with its owner.
+"""The process that waits with everything imported and forks one server a sandbox; it ends with its owner, and they
+with it: by the kernel's word when the owner dies, by the end of a pipe when this process does.
 
 A request is one message with the control socket's end attached: `argv` of bubblewrap, or None for no namespaces.
 """
@@ -19,8 +20,12 @@ from polar.runtimes.inside.processes import descendants, kill_until_gone
 from polar.runtimes.inside.server import Server
 
 
-def main(fd: int) -> None:
+def main(fd: int, parent: int) -> None:
+    """`fd`: where the requests of the process `parent` come from."""
     owner = socket.socket(fileno=fd)
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
     signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN, which commands would inherit
     syscalls.name_process("polar-sandboxes")
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
@@ -28,6 +33,7 @@ def main(fd: int) -> None:
     gc.freeze()
     gc.disable()
     inbox = Inbox()
+    life, living = os.pipe()
     wake, waker = os.pipe()
     for end in (wake, waker):
         os.set_blocking(end, False)
@@ -44,7 +50,7 @@ def main(fd: int) -> None:
             if not data:
                 return
             for request, attached in inbox.feed(data, fds):
-                _launch(request, attached[0], (fd, wake, waker, selector.fileno()))
+                _launch(request, attached[0], life, (fd, living, wake, waker, selector.fileno()))
 
 
 def _reap(wake: int) -> None:
@@ -55,7 +61,7 @@ def _reap(wake: int) -> None:
             pass
 
 
-def _launch(request: Message, control_fd: int, ours: tuple[int, ...]) -> None:
+def _launch(request: Message, control_fd: int, life: int, ours: tuple[int, ...]) -> None:
     if os.fork():
         os.close(control_fd)
         return
@@ -65,7 +71,7 @@ def _launch(request: Message, control_fd: int, ours: tuple[int, ...]) -> None:
     for fd in ours:
         os.close(fd)
     try:
-        server = _enter(request, control)
+        server = _enter(request, control, life)
     except (OSError, namespaces.SetupError) as error:
         with suppress(OSError):
             control.sendall(pack({"event": "failed", "error": str(error)}))
@@ -74,17 +80,17 @@ def _launch(request: Message, control_fd: int, ours: tuple[int, ...]) -> None:
     os._exit(0)
 
 
-def _enter(request: Message, control: socket.socket) -> Server:
+def _enter(request: Message, control: socket.socket, life: int) -> Server:
     if request["argv"] is None:
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         born = {"event": "born", "pid": os.getpid(), "fds": 1}
         socket.send_fds(control, [pack(born)], [os.pidfd_open(os.getpid())])
-        return Server(control, _kill_descendants)
+        return Server(control, life, _kill_descendants)
     holder = namespaces.start_bwrap(request["argv"])
     namespaces.join(holder.inside)
     namespaces.fork_first_process(control, holder)
     namespaces.settle()
-    return Server(control, namespaces.kill_namespace)
+    return Server(control, life, namespaces.kill_namespace)
 
 
 def _kill_descendants() -> None:
@@ -100,4 +106,4 @@ def _kill_descendants() -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""Serves one sandbox over its control socket until the owner's end closes; then everything started here dies.
+"""Serves one sandbox over its control socket until the owner or the launcher is gone; then all started here dies.
 
 Requests: run, kill, kill_all, listen, open, mkdir, symlink. Each is answered once, under its id.
 """
@@ -21,10 +21,10 @@ BACKLOG = 128
 
 
 class Server:
-    """`kill_all` kills and reaps everything that was ever started here."""
+    """`life` ends when the launcher does. `kill_all` kills and reaps everything that was ever started here."""
 
-    def __init__(self, control: socket.socket, kill_all: Callable[[], None]) -> None:
-        self.control, self._kill_all = control, kill_all
+    def __init__(self, control: socket.socket, life: int, kill_all: Callable[[], None]) -> None:
+        self.control, self._life, self._kill_all = control, life, kill_all
         self._inbox = Inbox()
         self._selector = selectors.DefaultSelector()
         self._commands: dict[int, Command] = {}
@@ -35,8 +35,9 @@ class Server:
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        """Returns when the owner has gone, with nothing left running."""
+        """Returns when nobody wants the sandbox any more, with nothing left running."""
         self._selector.register(self.control, selectors.EVENT_READ, self._receive)
+        self._selector.register(self._life, selectors.EVENT_READ, self._orphaned)
         self._selector.register(self._wake, selectors.EVENT_READ, self._reap)
         with suppress(BrokenPipeError, ConnectionResetError, EOFError):
             self.send({"event": "ready"})
@@ -44,6 +45,9 @@ class Server:
                 for key, _ in self._selector.select():
                     key.data()
         self._kill_all()
+
+    def _orphaned(self) -> None:
+        raise EOFError
 
     def send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
         data = pack(message | {"fds": len(fds)})

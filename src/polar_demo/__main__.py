@@ -23,7 +23,7 @@ WORKERS = 8
 
 
 def demo(
-    steps: Annotated[int | None, typer.Option(min=1, help="Rollouts to train on. [30; 2 with mini_swe_agent]")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Rollouts to train on. [20; 2 with mini_swe_agent]")] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Prompt groups a step.")] = 8,
     samples: Annotated[int, typer.Option(min=2, help="Sessions a group.")] = 8,
     seed: Annotated[int, typer.Option(help="Of tasks, weights and shuffling.")] = 0,
@@ -56,7 +56,7 @@ def demo(
         )
         trainer = Trainer(policy, Settings(), seed=seed)
         report = Report(folder, console)
-        _train(Rollouts(args), trainer, report, served, steps or (30 if harness == "shell" else 2))
+        _train(Rollouts(args), trainer, report, served, steps or (20 if harness == "shell" else 2))
     report.finish(time.monotonic() - started)
     for wrong in report.broken():
         print(f"polar demo: not true: {wrong}", file=sys.stderr)

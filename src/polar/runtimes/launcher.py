@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 
 from polar.errors import SandboxFault
 from polar.runtimes.channel import Channel, post
@@ -38,9 +37,7 @@ class Launcher:
     async def __aenter__(self) -> Launcher:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def launch(self, argv: list[str] | None) -> Channel:

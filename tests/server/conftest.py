@@ -82,6 +82,7 @@ def eventually(look: Callable[[], Any], seconds: float = 20.0) -> Any:
 
 @pytest.fixture
 def make_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """For tests that kill their server, or need one with settings of its own."""
     servers: list[Server] = []
 
     def make(**settings: Any) -> Server:
@@ -93,6 +94,17 @@ def make_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
         server.kill()
 
 
+@pytest.fixture(scope="module")
+def one_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("server"))
+    yield server
+    server.kill()
+
+
 @pytest.fixture
-def server(make_server: Callable[..., Server]) -> Server:
-    return make_server()
+def server(one_server: Server) -> Iterator[Server]:
+    """The module's server; what a test leaves there does not reach the next."""
+    yield one_server
+    for name, status in one_server.http.get("/rollout/status").json()["tasks"].items():
+        if status == "running":
+            one_server.http.delete(f"/rollout/task/{name}")

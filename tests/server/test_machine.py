@@ -3,21 +3,27 @@ acknowledged or out of time; also when the server starts anew from what it saved
 
 from __future__ import annotations
 
-from hypothesis import settings
+from collections import Counter
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from polar.nodeapi import EngineState, Held, NodeResult, PollRequest, Workers
-from polar.records import CallCounts, GatewayMetrics, SessionStatus, TaskState, Termination, TokenLedger
+from polar.records import CallCounts, GatewayMetrics, SessionStatus, TaskState, Termination, TokenLedger, Trace
 from polar.requests import TaskRequest
 from polar.server.machine import Machine, StaleEpoch
-from polar.server.state import Attempt, AttemptState, Delivery, DeliveryState, Session, Task
+from polar.server.state import Attempt, AttemptState, Delivery, DeliveryState, Task
 from polar.server.submission import new_task
 from polar.server.tables import Tables
 
 LEASE, DELIVERY = 30.0, 100.0
 NODES = ["a", "b", "c"]
-TASKS = ["one", "two", "three"]
+TASKS = ["one", "two"]
 ENGINE = EngineState(kind="scripted", healthy=True)
 
 
@@ -50,6 +56,24 @@ def result_for(session_id: str, attempt: int, termination: Termination) -> NodeR
         tokens=TokenLedger(sampled=7, trainable=7),
         calls=CallCounts(completions=2),
     )
+
+
+def report(node: str, epoch: int, held: list[Held]) -> PollRequest:
+    return PollRequest(
+        node_id=node,
+        epoch=epoch,
+        gateway_url="",
+        workers=Workers(init=2, run=2, postrun=2),
+        room=Workers(init=0, run=0, postrun=0),
+        metrics=GatewayMetrics(),
+        engine=ENGINE,
+        harnesses=["mini_swe_agent"],
+        held=held,
+    )
+
+
+def one_trace() -> Trace:
+    return Trace(prompt_ids=np.arange(2), response_ids=np.arange(2), loss_mask=np.ones(2))
 
 
 class Anything(RuleBasedStateMachine):
@@ -105,6 +129,15 @@ class Anything(RuleBasedStateMachine):
 
     # Trainers
 
+    @initialize()
+    def start(self) -> None:
+        """Most of what can go wrong needs a task, and gateways that take it."""
+        for node in NODES:
+            self.poll(node, True)
+        self.submit("one", 2, 3, None, None)
+        self.work("a", 1, True)
+        self.work("b", 1, True)
+
     @rule(
         task_id=st.sampled_from(TASKS),
         samples=st.integers(1, 3),
@@ -147,18 +180,7 @@ class Anything(RuleBasedStateMachine):
     def poll(self, node: str, arrives: bool) -> None:
         """`arrives` False: the reply is lost."""
         held = [Held(session_id=name, attempt=number, stage=SessionStatus.RUNNING) for name, number in self.held[node]]
-        report = PollRequest(
-            node_id=node,
-            epoch=self.epochs[node],
-            gateway_url="",
-            workers=Workers(init=2, run=2, postrun=2),
-            room=Workers(init=0, run=0, postrun=0),
-            metrics=GatewayMetrics(),
-            engine=ENGINE,
-            harnesses=["mini_swe_agent"],
-            held=held,
-        )
-        cancels = self.machine.poll(report, self.now, 0.0)
+        cancels = self.machine.poll(report(node, self.epochs[node], held), self.now, 0.0)
         again = self.machine.unheard(self.machine.nodes[node], self.now)
         self.save()
         if arrives:
@@ -222,8 +244,9 @@ class Anything(RuleBasedStateMachine):
     def callback(self, acknowledges: bool) -> None:
         delivery = self.sent.pop(0)
         if acknowledges:
+            if delivery.state is DeliveryState.PENDING:
+                self.acknowledged.add(delivery.delivery_id)
             self.machine.delivered(delivery)
-            self.acknowledged.add(delivery.delivery_id)
         else:
             self.machine.not_delivered(delivery, "500", self.now)
         self.save()
@@ -268,6 +291,8 @@ class Anything(RuleBasedStateMachine):
             leased = [attempt for attempt in session.attempts if attempt.state is AttemptState.LEASED]
             assert len(leased) <= (0 if session.status.terminal else 1)
             assert len(session.attempts) <= task.max_attempts
+            if leased:
+                assert session.status is not SessionStatus.REGISTERED
             if session.queued:
                 assert session in task.queue
                 assert task.offered
@@ -309,29 +334,191 @@ class Anything(RuleBasedStateMachine):
         self.disk.close()
 
 
-Anything.TestCase.settings = settings(max_examples=120, stateful_step_count=40)
+Anything.TestCase.settings = settings(max_examples=150, stateful_step_count=40, phases=[Phase.generate])
 test_any_order_of_events = Anything.TestCase
 
 
-def leased(machine: Machine, task_id: str = "one", attempts: int = 2) -> tuple[Session, Attempt]:
-    task = new_task(request_for(task_id, 1, attempts, None, None), 0.0, 0.0)
+def scene(attempts: int = 2, samples: int = 1, **fields: Any) -> tuple[Machine, Task]:
+    """A task, and the gateways a and b, of which a has taken the first session."""
+    machine = Machine(LEASE, DELIVERY)
+    task = new_task(request_for("one", samples, attempts, None, None).model_copy(update=fields), 0.0, 0.0)
     machine.submit(task)
     machine.admit(task)
+    for node in ("a", "b"):
+        poll(machine, node)
+    take(machine, "a", 0.0)
+    return machine, task
+
+
+def poll(
+    machine: Machine, node: str, now: float = 0.0, epoch: int = 1, held: tuple[str, int] | None = None
+) -> list[str]:
+    """Why it must let go of what it holds."""
+    names = [] if held is None else [Held(session_id=held[0], attempt=held[1], stage=SessionStatus.RUNNING)]
+    return [cancel.why for cancel in machine.poll(report(node, epoch, names), now, 0.0)]
+
+
+def take(machine: Machine, node: str, now: float, room: int = 1) -> list[Attempt]:
+    machine.ask(node, machine.nodes[node].epoch, Workers(init=room, run=room, postrun=room), now)
+    leases = machine.place(now)
+    machine.nodes[node].asking = None
+    return leases
+
+
+def expire(machine: Machine) -> float:
+    """Every lease that nobody renews runs out."""
+    for second in range(int(LEASE) + 2):
+        machine.tick(float(second))
+    return LEASE + 1
+
+
+def test_late_result_of_a_lost_attempt_wins_and_its_successor_is_cancelled() -> None:
+    machine, task = scene()
+    now = expire(machine)
+    (second,) = take(machine, "b", now)
+    assert second.number == 2
+    session = task.sessions[0]
+    assert machine.result(result_for(session.session_id, 1, Termination.DONE), now).accepted
+    assert second.state is AttemptState.SUPERSEDED
+    assert [cancel.why for cancel in machine.nodes["b"].cancels] == ["lost"]
+    late = machine.result(result_for(session.session_id, 2, Termination.DONE), now)
+    assert (late.accepted, late.winner, second.state) == (False, 1, AttemptState.LATE)
+
+
+def test_gateway_that_comes_back_goes_on_unless_another_has_the_session() -> None:
+    machine, task = scene()
+    now = expire(machine)
+    name = task.sessions[0].session_id
+    assert task.sessions[0].queued
+    assert poll(machine, "a", now, held=(name, 1)) == []
+    assert not task.sessions[0].queued
+    expired = now + 2 * LEASE
+    for second in range(int(now), int(expired)):
+        machine.tick(float(second))
+    take(machine, "b", expired)
+    assert poll(machine, "a", expired, held=(name, 1)) == ["lost"]
+    assert poll(machine, "b", expired, held=(name, 2)) == []
+
+
+def test_fault_goes_elsewhere_and_its_repeat_changes_nothing() -> None:
+    machine, task = scene(attempts=3)
+    name = task.sessions[0].session_id
+    for _ in range(2):
+        assert not machine.result(result_for(name, 1, Termination.INFRASTRUCTURE), 1.0).accepted
+    for node in ("a", "b"):
+        machine.ask(node, 1, Workers(init=1, run=1, postrun=1), 1.0)
+    (second,) = machine.place(1.0)
+    assert (second.number, second.node_id) == (2, "b")
+    assert not machine.result(result_for(name, 1, Termination.INFRASTRUCTURE), 1.0).accepted
+    assert task.sessions[0].live is second
+
+
+def test_last_attempts_fault_ends_session_and_task() -> None:
+    machine, task = scene(attempts=1)
+    assert machine.result(result_for(task.sessions[0].session_id, 1, Termination.INFRASTRUCTURE), 1.0).accepted
+    assert (task.sessions[0].status, task.status) == (SessionStatus.ERROR, TaskState.FAILED)
+    assert task.error is not None
+    assert "1 infrastructure" in task.error
+
+
+def test_gateway_that_starts_anew_loses_its_sessions_at_once() -> None:
+    machine, task = scene()
+    poll(machine, "a", 1.0, epoch=2)
+    assert task.sessions[0].queued
+    with pytest.raises(StaleEpoch):
+        poll(machine, "a", 1.0, epoch=1)
+
+
+def test_server_that_was_away_blames_nobody() -> None:
+    machine, task = scene()
+    machine.tick(1.0)
+    machine.tick(1000.0)
+    assert task.sessions[0].live is not None
+    for second in range(1001, 1001 + int(LEASE) + 1):
+        machine.tick(float(second))
+    assert task.sessions[0].live is None
+
+
+def test_lease_whose_reply_was_lost_is_offered_again() -> None:
+    machine, task = scene()
+    assert machine.unheard(machine.nodes["a"], 5.0) == []
+    assert machine.unheard(machine.nodes["a"], 11.0) == [task.sessions[0].live]
+    poll(machine, "a", 11.0, held=(task.sessions[0].session_id, 1))
+    assert machine.unheard(machine.nodes["a"], 20.0) == []
+
+
+def test_early_stop_leaves_the_group_completed() -> None:
+    machine, task = scene(samples=3, early_stop_min_usable_sessions=1)
+    first, second, third = task.sessions
+    take(machine, "b", 0.0)
+    done = msgspec.structs.replace(result_for(first.session_id, 1, Termination.DONE), traces=[one_trace()])
+    machine.result(done, 1.0)
+    assert third.termination is Termination.EARLY_STOP
+    assert [cancel.why for cancel in machine.nodes["b"].cancels] == ["early_stop"]
+    machine.result(result_for(second.session_id, 1, Termination.EARLY_STOP), 2.0)
+    assert task.status is TaskState.COMPLETED
+    assert [session.usable for session in task.sessions] == [True, False, False]
+
+
+def test_fault_of_a_cancelled_session_is_no_new_attempt() -> None:
+    machine, task = scene(attempts=3)
+    machine.cancel(task, 1.0)
+    assert task.status is TaskState.CANCELLING
+    machine.result(result_for(task.sessions[0].session_id, 1, Termination.INFRASTRUCTURE), 1.0)
+    assert (task.status, task.sessions[0].termination) == (TaskState.CANCELLED, Termination.CANCELLED)
+
+
+def test_priority_first_then_a_session_from_each_task_in_turn() -> None:
+    machine = Machine(LEASE, DELIVERY)
+    for task_id, priority in (("big", 0), ("small", 0), ("urgent", 9)):
+        request = request_for(task_id, 3, 1, None, None).model_copy(update={"dispatch_priority": priority})
+        task = new_task(request, 0.0, 0.0)
+        machine.submit(task)
+        machine.admit(task)
     poll(machine, "a")
-    machine.ask("a", 1, Workers(init=1, run=1, postrun=1), 0.0)
-    return task.sessions[0], machine.place(0.0)[0]
+    order = [machine.sessions[attempt.session_id].task_id for attempt in take(machine, "a", 0.0, room=7)]
+    assert order == ["urgent", "urgent", "urgent", "big", "small", "big", "small"]
 
 
-def poll(machine: Machine, node: str, epoch: int = 1, held: list[Held] | None = None, now: float = 0.0) -> None:
-    report = PollRequest(
-        node_id=node,
-        epoch=epoch,
-        gateway_url="",
-        workers=Workers(init=2, run=2, postrun=2),
-        room=Workers(init=0, run=0, postrun=0),
-        metrics=GatewayMetrics(),
-        engine=ENGINE,
-        harnesses=["mini_swe_agent"],
-        held=held or [],
-    )
-    machine.poll(report, now, 0.0)
+def test_sessions_spread_over_the_nodes_that_ask() -> None:
+    machine = Machine(LEASE, DELIVERY)
+    task = new_task(request_for("one", 6, 1, None, None), 0.0, 0.0)
+    machine.submit(task)
+    machine.admit(task)
+    for node in NODES:
+        poll(machine, node)
+        machine.ask(node, 1, Workers(init=4, run=4, postrun=4), 0.0)
+    assert Counter(attempt.node_id for attempt in machine.place(0.0)) == {"a": 2, "b": 2, "c": 2}
+
+
+def test_no_lease_goes_to_a_node_that_cannot_carry_it_out() -> None:
+    machine = Machine(LEASE, DELIVERY)
+    task = new_task(request_for("one", 1, 1, None, None), 0.0, 0.0)
+    machine.submit(task)
+    machine.admit(task)
+    ill = EngineState(kind="scripted", healthy=False, problem="it does not answer")
+    for engine, harnesses in ((ill, ["mini_swe_agent"]), (ENGINE, ["shell"])):
+        machine.poll(msgspec.structs.replace(report("a", 1, []), engine=engine, harnesses=harnesses), 0.0, 0.0)
+        assert take(machine, "a", 0.0) == []
+    poll(machine, "a")
+    machine.drain(machine.nodes["a"])
+    assert take(machine, "a", 0.0) == []
+    assert [order.kind for order in machine.nodes["a"].orders] == ["drain"]
+    poll(machine, "a", epoch=2)
+    assert len(take(machine, "a", 0.0)) == 1
+
+
+def test_callback_is_tried_again_until_its_deadline() -> None:
+    machine, task = scene(attempts=1)
+    machine.result(result_for(task.sessions[0].session_id, 1, Termination.DONE), 0.0)
+    tries = []
+    for step in range(300):
+        now = step / 2
+        machine.tick(now)
+        while machine.due:
+            tries.append(now)
+            machine.not_delivered(machine.due.pop(), "500", now)
+    assert tries == [0.0, 0.5, 1.5, 3.5, 7.5, 15.5, 31.5, 61.5, 91.5]
+    assert task.delivery is not None
+    assert task.delivery.state is DeliveryState.EXPIRED
+    assert task.over

@@ -191,10 +191,13 @@ class Machine:
     # Deliveries
 
     def delivered(self, delivery: Delivery) -> None:
-        delivery.sending, delivery.state, delivery.error = False, DeliveryState.DELIVERED, None
-        self._save(delivery)
+        if delivery.state is DeliveryState.PENDING:
+            delivery.sending, delivery.state, delivery.error = False, DeliveryState.DELIVERED, None
+            self._save(delivery)
 
     def not_delivered(self, delivery: Delivery, why: str, now: float) -> None:
+        if delivery.state is not DeliveryState.PENDING:
+            return
         delivery.sending, delivery.error = False, why
         delivery.due_at = now + min(FIRST_WAIT * 2**delivery.tries, LONGEST_WAIT)
         delivery.tries = min(delivery.tries + 1, 62)

@@ -1,0 +1,60 @@
+"""A scripted receiver of callbacks: it answers as it is told, and keeps what came."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from polar.config import DELIVERY_HEADER
+
+
+class Receiver:
+    """`script` has the statuses of the next answers ("hang": none at all); after them every answer is 200."""
+
+    def __init__(self, *script: int | str, port: int = 0) -> None:
+        self.script = list(script)
+        self.bodies: list[bytes] = []
+        self.deliveries: list[str] = []
+        self.types: list[str] = []
+        self._released = threading.Event()
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
+        self.port = self._server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}/callback/task_result?token=t"
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def stop(self) -> None:
+        self._released.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                receiver.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+                receiver.deliveries.append(self.headers[DELIVERY_HEADER])
+                receiver.types.append(self.headers["Content-Type"])
+                answer = receiver.script.pop(0) if receiver.script else 200
+                if answer == "hang":
+                    receiver._released.wait(60)
+                    return
+                self.send_response(int(answer))
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        return Handler
+
+
+@contextmanager
+def receiving(*script: int | str, port: int = 0) -> Iterator[Receiver]:
+    receiver = Receiver(*script, port=port)
+    try:
+        yield receiver
+    finally:
+        receiver.stop()

@@ -16,6 +16,7 @@ from polar.records import TaskResult
 
 PATH = "/callback/task_result"
 LARGEST_BODY = 4 << 30
+CLOSE_SECONDS = 1.0
 
 
 @asynccontextmanager
@@ -38,7 +39,7 @@ async def listening(host: str, arrived: Callable[[TaskResult], None]) -> AsyncIt
 
     app = web.Application(client_max_size=LARGEST_BODY)
     app.router.add_post(PATH, receive)
-    runner = web.AppRunner(app, access_log=None)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_SECONDS)
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, 0)

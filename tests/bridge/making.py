@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
+from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from polar.endings import TABLE
 from polar.records import SessionResult, TaskResult, TaskState, Termination, Trace, Trajectory
@@ -70,6 +75,36 @@ def group(size: int, *, group_index: int = 0, first: int = 0, prompt: Any = "do 
     ]
 
 
+DATA_SOURCE = {
+    "rollout_global_dataset": True,
+    "rollout_shuffle": False,
+    "rollout_seed": 7,
+    "input_key": "input",
+    "label_key": None,
+    "metadata_key": "metadata",
+    "tool_key": None,
+    "multimodal_keys": None,
+    "apply_chat_template": False,
+    "apply_chat_template_kwargs": None,
+    "rollout_max_prompt_len": None,
+    "dump_details": None,
+    "buffer_filter_path": None,
+}
+"""What Slime's own data source reads of args, beside what a test sets."""
+
+
+@cache
+def checkpoint() -> str | None:
+    """A folder with a tokenizer of one word, where Slime's data source wants one; None without Slime."""
+    if not Sample.__module__.startswith("slime."):
+        return None
+    folder = Path(tempfile.mkdtemp(prefix="polar-test-checkpoint-"))
+    Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]")).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (folder / "config.json").write_text('{"model_type": "qwen3"}')
+    return str(folder)
+
+
 def arguments(**changed: Any) -> SimpleNamespace:
     """The args that Slime's hooks see, as far as the bridge reads them."""
     base: dict[str, Any] = {
@@ -91,4 +126,4 @@ def arguments(**changed: Any) -> SimpleNamespace:
         "rollout_stop": None,
         "rollout_stop_token_ids": [9],
     }
-    return SimpleNamespace(**(base | changed))
+    return SimpleNamespace(**(DATA_SOURCE | {"hf_checkpoint": checkpoint()} | base | changed))

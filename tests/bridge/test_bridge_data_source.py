@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.bridge.making import arguments
 
 from polar.errors import ConfigError
+from slime_bridge import standalone
 from slime_bridge.data_source import CeilEpochRolloutDataSourceWithBuffer
 
 
@@ -24,13 +25,10 @@ def source(folder, *, prompts: int = 10, batch: int = 4, **changed):
         "metadata_key": "info",
         "n_samples_per_prompt": 2,
         "rollout_batch_size": batch,
-        "rollout_shuffle": False,
-        "rollout_seed": 7,
-        "rollout_global_dataset": True,
         "save": str(folder),
         "load": str(folder),
     }
-    return CeilEpochRolloutDataSourceWithBuffer(SimpleNamespace(**(settings | changed)))
+    return CeilEpochRolloutDataSourceWithBuffer(arguments(**(settings | changed)))
 
 
 def prompts_of(groups) -> list[str]:
@@ -129,7 +127,6 @@ def test_bad_prompts_are_named(tmp_path):
         source(tmp_path, prompts=0)
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"q": 1}\n{"q": \n')
-    with pytest.raises(ConfigError, match=r"bad.jsonl, line 2"):
-        source(tmp_path, prompt_data=str(bad), label_key=None)
-    with pytest.raises(ConfigError, match=r"absent.jsonl"):
-        source(tmp_path, prompt_data=str(tmp_path / "absent.jsonl"))
+    for path, named in ((bad, r"bad.jsonl, line 2"), (tmp_path / "absent.jsonl", "absent"), ("rows.csv", "rows.csv")):
+        with pytest.raises(ConfigError, match=named):
+            list(standalone.read_file(str(path)))

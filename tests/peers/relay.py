@@ -12,7 +12,7 @@ KEPT_HEADERS = {"content-type", "accept", "x-polar-control-token"}
 
 
 class Relay:
-    """`lose_request(path, number)` and `lose_answer(path, number)`: whether to; `number` counts the path's calls from 0.
+    """`lose_request(path, number)` and `lose_answer(path, number)`: whether to; `number` counts a path's calls from 0.
     `rewrite(body)` may change a body on the way there. Both losses close the connection without an answer."""
 
     def __init__(self, target: str) -> None:

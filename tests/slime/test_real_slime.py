@@ -15,7 +15,7 @@ WHY_NOT = "SLIME_DIR names no Slime checkout: git clone it, install torch, ray a
 
 
 def run_on(checkout: Path, *targets: str) -> None:
-    path = [TESTS / "peers" / "slime_standins", checkout, TESTS, TESTS.parent / "src"]
+    path = [TESTS / "peers" / "slime_standins", checkout, TESTS.parent / "src"]
     environment = os.environ | {"PYTHONPATH": ":".join(map(str, path)), "POLAR_INSIDE_SLIME": str(checkout)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *targets]
     finished = subprocess.run(command, cwd=TESTS.parent, env=environment, capture_output=True, text=True, timeout=280)
@@ -31,4 +31,4 @@ def test_conversion_split_and_hooks(checkout: Path):
 @pytest.mark.skipif(not CHECKOUTS, reason=WHY_NOT)
 @pytest.mark.parametrize("checkout", CHECKOUTS, ids=lambda path: path.name)
 def test_the_bridges_own_tests_on_slimes_types(checkout: Path):
-    run_on(checkout, str(TESTS / "bridge"), "--deselect", f"{TESTS}/bridge/test_bridge_data_source.py")
+    run_on(checkout, str(TESTS / "bridge"), str(TESTS / "cases" / "test_case_059_long_trajectories_weigh_once.py"))

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 from chain import Chain, polar_serve, until
 from peers.engine import ScriptedEngine, scripted_engine
 from peers.tokenizer import make_tokenizer
+from polar.cli.main import app
 
 SECONDS = 60
 
@@ -52,8 +54,13 @@ def polar(*words: str, cwd: Path | None = None, **variables: str) -> subprocess.
     )
 
 
-def at(chain: Chain, *words: str) -> subprocess.CompletedProcess[str]:
-    return polar(*words, POLAR_SERVER_URL=chain.url)
+def inside(*words: object, **variables: str) -> Result:
+    """The command in this process."""
+    return CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "200", "NO_COLOR": "1"} | variables)
+
+
+def at(chain: Chain, *words: object) -> Result:
+    return inside(*words, POLAR_SERVER_URL=chain.url)
 
 
 def task_file(path: Path, *tasks: dict[str, Any]) -> Path:
@@ -78,7 +85,3 @@ def marked(text: str) -> list[int]:
 
 def gone(text: str, seconds: float = 15.0) -> None:
     until(lambda: not marked(text), seconds)
-
-
-def interrupt(process: subprocess.Popen[Any]) -> None:
-    process.send_signal(signal.SIGINT)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 
 from chain import until
-from cli.conftest import at, command, environment, gone, marked, polar, task_file
+from cli.conftest import at, command, environment, gone, inside, marked, polar, task_file
 from peers.harness import scripted
 from polar.codec import from_json
 from polar.records import TaskResult, TaskState
@@ -22,7 +22,7 @@ def sessions(chain, task):
 
 def test_run_prints_rewards_and_saves_results(chain, tmp_path):
     file = task_file(tmp_path / "t.jsonl", {"task_id": "run", "num_samples": 2, **GRADED, **TWO_TURNS})
-    done = at(chain, "run", file, "--save", tmp_path / "saved.jsonl")
+    done = polar("run", file, "--save", tmp_path / "saved.jsonl", POLAR_SERVER_URL=chain.url)
     assert done.returncode == 0, done.stderr
     row = next(line.split() for line in done.stdout.splitlines() if line.startswith("run "))
     assert row == ["run", "completed", "2/2", "1", "1", "12", "12"]
@@ -36,13 +36,13 @@ def test_run_prints_rewards_and_saves_results(chain, tmp_path):
 def test_run_as_json_and_exit_code_of_a_failed_task(chain, tmp_path):
     file = task_file(tmp_path / "t.jsonl", {"task_id": "silent", **GRADED, **scripted(("exit", 0))})
     done = at(chain, "run", file, "--json")
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert json.loads(done.stdout)["tasks"][0]["status"] == "failed"
 
 
 def test_a_known_task_is_not_run_again_but_for_fresh(chain, tmp_path):
     file = task_file(tmp_path / "t.jsonl", {"task_id": "again", **GRADED, **TWO_TURNS})
-    assert at(chain, "run", file).returncode == 0
+    assert at(chain, "run", file).exit_code == 0
     again = at(chain, "run", file)
     assert "1 of 1 tasks were over before" in again.stderr
     fresh = at(chain, "run", file, "--fresh", "--json")
@@ -63,8 +63,8 @@ def test_show_reads_a_log_file_without_a_server(chain, tmp_path):
     file = task_file(tmp_path / "t.jsonl", {"task_id": "filed", **GRADED, **TWO_TURNS})
     at(chain, "run", file)
     log = chain.data / "logs" / f"{sessions(chain, 'filed')[0]}.1.zst"
-    shown = polar("show", log, "--tokens")
-    assert shown.returncode == 0, shown.stderr
+    shown = inside("show", log, "--tokens")
+    assert shown.exit_code == 0, shown.stderr
     assert "continued from 1" in shown.stdout
 
 
@@ -80,10 +80,10 @@ def test_why_names_reasons_and_sessions(chain, tmp_path):
 def test_submit_status_cancel(chain, tmp_path):
     file = task_file(tmp_path / "t.jsonl", {"task_id": "long", **scripted(("call", "hello"), ("sleep", 600))})
     assert at(chain, "submit", file).stdout.split() == ["long", "running"]
-    assert at(chain, "submit", file).returncode == 0, "the same task again is the same task"
+    assert at(chain, "submit", file).exit_code == 0, "the same task again is the same task"
     until(lambda: chain.stage("long") == ["RUNNING"])
     assert "long" in at(chain, "status").stdout
-    assert at(chain, "cancel", "long").returncode == 0
+    assert at(chain, "cancel", "long").exit_code == 0
     until(lambda: chain.status("long")["status"] == "cancelled")
     gone(sessions(chain, "long")[0])
     assert "cancelled" in at(chain, "why", "long").stdout
@@ -108,13 +108,13 @@ def test_a_task_that_nobody_can_take_says_what_it_waits_for(chain, tmp_path):
     other = {"agent": {"import_path": "no.such.module:Harness"}}
     file = task_file(tmp_path / "t.jsonl", {"task_id": "strange", **other})
     done = at(chain, "run", file)
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert "no.such.module" in at(chain, "why", "strange").stdout
 
 
 def test_an_unknown_harness_is_refused_by_name(chain, tmp_path):
     file = task_file(tmp_path / "t.jsonl", {"task_id": "odd", "agent": {"harness": "nethack"}})
     done = at(chain, "run", file)
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert "unknown harness 'nethack'" in done.stderr
     assert not marked("odd-s0")

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import http.server
+import importlib.util
 import socket
 import threading
 
 import pytest
-from typer.testing import CliRunner
 
-from cli.conftest import polar, task_file
-from polar.cli.main import COMMANDS, app
+from cli.conftest import inside, polar, task_file
+from polar.cli.main import COMMANDS
 
 GOOD = {"task_id": "a", "agent": {"harness": "mini_swe_agent"}}
-
-
-def inside(*words):
-    """The command in this process."""
-    return CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "120"})
 
 
 @pytest.fixture
@@ -102,3 +97,16 @@ def test_an_option_beside_a_topology_wins_and_unknown_keys_are_refused(tmp_path)
     done = inside("serve", "--topology", topology)
     assert done.exit_code == 2
     assert "rollout.prot" in done.stderr
+
+
+def test_demo_hands_its_options_over():
+    done = polar("demo", "--help")
+    assert done.returncode == 0
+    assert "--run-dir" in done.stdout
+
+
+def test_demo_without_torch_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    done = inside("demo")
+    assert done.exit_code == 1
+    assert "polar-rl[demo]" in done.stderr

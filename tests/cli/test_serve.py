@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from chain import Chain, polar_serve, until
-from cli.conftest import command, environment, gone, marked, polar, task_file
+from cli.conftest import command, environment, gone, inside, marked, polar, task_file
 from embedded.real_engine import save_random_policy
 from peers import harness
 from peers.engine import scripted_engine
@@ -105,10 +105,10 @@ def test_it_takes_tasks_while_the_engine_is_not_up_yet(tokenizer, tmp_path):
     try:
         until(lambda: f"the rollout server listens on {url}; waiting for the engine" in (tmp_path / "err").read_text())
         file = task_file(tmp_path / "t.jsonl", {"task_id": "early", **scripted(("call", "hello"))})
-        assert polar("submit", file, "--server", url).returncode == 0
-        until(lambda: "it waits for a healthy engine" in polar("why", "early", "--server", url).stdout, 30)
+        assert inside("submit", file, "--server", url).exit_code == 0
+        until(lambda: "it waits for a healthy engine" in inside("why", "early", "--server", url).stdout, 30)
         with scripted_engine(tokenizer, port=port):
-            done = polar("run", file, "--server", url, "--json")
+            done = inside("run", file, "--server", url, "--json")
             assert json.loads(done.stdout)["tasks"][0]["status"] == "completed", done.stderr
     finally:
         serve.send_signal(signal.SIGINT)
@@ -137,7 +137,7 @@ def test_the_embedded_engine_ends_with_us(policy, tmp_path, number, code):
     with embedded(mine, tmp_path / "data") as serve:
         told = json.loads(serve.stdout.readline())
         assert told["data"] == str(tmp_path / "data")
-        assert polar("doctor", "--engine-url", told["engine_url"], "--engine", "embedded").returncode == 0
+        assert inside("doctor", "--engine-url", told["engine_url"], "--engine", "embedded").exit_code == 0
         serve.send_signal(number)
         assert serve.wait(30) == code
     gone(str(mine))
@@ -160,3 +160,33 @@ def test_an_engine_that_dies_later_ends_serve_and_its_sandboxes(policy, tmp_path
         os.kill(engine, signal.SIGKILL)
         assert serve.wait(30) == 1
     assert "exit code -9" in (tmp_path / "err").read_text()
+
+
+def test_a_folder_without_a_server_is_read_by_itself(engine, tmp_path):
+    data = tmp_path / "data"
+    with polar_serve(data, engine.url) as chain:
+        (result,) = chain.run("past", evaluator=None, **scripted(("call", "hello")))
+    assert "past" in inside("status", "--data", data).stdout
+    assert "3 sampled = 3 trainable" in inside("why", "past", "--data", data).stdout
+    assert "ok<|im_end|>" in inside("show", result["session_id"], "--tokens", "--data", data).stdout
+
+
+def test_server_and_gateway_apart(engine, tmp_path):
+    """As on two machines: the gateway has a topology, and the server's token from the environment."""
+    topology = tmp_path / "topology.yaml"
+    nodes = [{"id": "far", "port": 0, "inference": {"base_url": engine.url}}]
+    topology.write_text(json.dumps({"gateway": {"nodes": nodes}}))
+    variables = environment(POLAR_CONTROL_PLANE_TOKEN="secret")
+    options = {"stdout": subprocess.PIPE, "text": True, "env": variables, "cwd": tmp_path}
+    with subprocess.Popen(command("server", "--port", "0", "--json"), **options) as server:
+        url = json.loads(server.stdout.readline())["url"]
+        with subprocess.Popen(command("gateway", "--topology", topology, "--server", url), **options) as gateway:
+            assert "ready" in gateway.stdout.readline()
+            file = task_file(tmp_path / "t.jsonl", {"task_id": "apart", **scripted(("call", "hello"))})
+            done = inside("run", file, "--server", url, "--json", POLAR_CONTROL_PLANE_TOKEN="secret")
+            assert done.exit_code == 0, done.stderr
+            assert '"far"' in inside("status", "--json", "--server", url, POLAR_CONTROL_PLANE_TOKEN="secret").stdout
+            assert inside("status", "--server", url).exit_code == 2, "without the token"
+            for process in (gateway, server):
+                process.send_signal(signal.SIGINT)
+                assert process.wait(30) == 130

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from typer.testing import CliRunner
 
+from cli.conftest import inside
 from peers.session_logs import ScriptedLog
-from polar.cli.main import app
 
 
 def show(*words):
-    done = CliRunner().invoke(app, ["show", *map(str, words)], env={"COLUMNS": "200", "NO_COLOR": "1"})
+    done = inside("show", *words)
     assert done.exit_code == 0, done.output
     return done.stdout
 
@@ -62,7 +61,7 @@ def test_colour_is_for_terminals(tmp_path, tokenizer, letters):
     script = ScriptedLog(tmp_path)
     script.call(letters("ask"), letters("say"), logprobs=[-0.01, -0.5, -9.0])
     words = ["show", str(script.path), "--tokens", "--tokenizer", str(tokenizer)]
-    coloured = CliRunner().invoke(app, words, env={"FORCE_COLOR": "1", "TERM": "xterm", "NO_COLOR": None}).stdout
+    coloured = inside(*words, FORCE_COLOR="1", TERM="xterm", NO_COLOR="").stdout
     assert "\x1b[32ms" in coloured
     assert "\x1b[33ma" in coloured
     assert "\x1b[31my" in coloured
@@ -93,6 +92,6 @@ def test_a_log_that_was_cut_off_is_shown_as_far_as_it_goes(tmp_path):
 def test_a_file_that_is_no_log_is_refused_by_name(tmp_path, name, content):
     path = tmp_path / name
     path.write_bytes(content)
-    done = CliRunner().invoke(app, ["show", str(path)])
+    done = inside("show", path)
     assert done.exit_code != 0
     assert name in done.stderr

@@ -3,16 +3,19 @@ and what to do about it, and its exit code says whose it is."""
 
 from __future__ import annotations
 
+import os
 import sys
 from enum import IntEnum
 from typing import Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
 from polar.codec import to_json
+
+_PIPE_WIDTH = 1000
 
 
 class ExitCode(IntEnum):
@@ -24,8 +27,9 @@ class ExitCode(IntEnum):
 
 
 def out() -> Console:
-    """Made at each use, so that it writes where stdout points now."""
-    return Console(highlight=False, soft_wrap=True)
+    """Made at each use, so that it writes where stdout points now. What goes into a pipe is never folded."""
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
+    return Console(highlight=False, soft_wrap=True, width=width)
 
 
 def err() -> Console:
@@ -50,8 +54,9 @@ def stop(message: str, code: ExitCode) -> typer.Exit:
 
 
 def grid(*columns: str) -> Table:
-    """A plain table; a column whose name starts with > is set to the right."""
+    """A plain table; a column whose name starts with > is set to the right. The first, a name to copy, is whole."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        table.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
+    for at, name in enumerate(columns):
+        justify: JustifyMethod = "right" if name.startswith(">") else "left"
+        table.add_column(name.removeprefix(">"), justify=justify, overflow="fold", no_wrap=at == 0)
     return table

@@ -21,6 +21,11 @@ Data = Annotated[
     Path | None,
     typer.Option("--data", metavar="DIR", help="Folder for tasks, results and logs; made if missing. [polar-data]"),
 ]
+ServersData = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="The data folder of a server on this machine: its token is read there."),
+]
+"""of commands that speak to a server; those that only look read a folder without a server by itself"""
 TopologyFile = Annotated[
     Path | None,
     typer.Option(

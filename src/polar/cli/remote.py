@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
 from polar.cli.console import ExitCode, stop
+from polar.cli.offline import served
 from polar.cli.options import DEFAULT_DATA
 from polar.client import Client, ClientError
 from polar.config import TOKEN_VARIABLE
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@contextmanager
+def reading(url: str, data: Path | None) -> Iterator[Client]:
+    """As `connected`, for commands that only look: a given data folder that no server has is read by itself."""
+    with served(data) if data else nullcontext() as own, connected(own or url, data) as client:
+        yield client
 
 
 @contextmanager
@@ -41,6 +49,12 @@ def _token(host: str, data: Path | None) -> str | None:
     return file.read_text().strip()
 
 
+_START = (
+    "Start it with `polar serve`, or name another with --server; "
+    "show, why and status read the folder of a server that has stopped with --data"
+)
+
+
 def code_of(error: ClientError) -> ExitCode:
     if error.status is None:
         return ExitCode.UNREACHABLE
@@ -49,7 +63,7 @@ def code_of(error: ClientError) -> ExitCode:
 
 def _advice(error: ClientError) -> str:
     if error.status is None:
-        return f"{error.message}. Start it with `polar serve`, or name another with --server"
+        return f"{error.message}. {_START}"
     if error.status == 401:
         return f"{error.message}. Set {TOKEN_VARIABLE}, or give --data with the server's data folder"
     return error.message

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from polar.cli.console import ExitCode, err, grid, out, print_json, say
-from polar.cli.options import DEFAULT_SERVER, Data, Json, Server
+from polar.cli.options import DEFAULT_SERVER, Json, Server, ServersData
 from polar.cli.progress import LOOK_SECONDS, Row, Run
 from polar.cli.remote import connected
 from polar.cli.results import mean, number
@@ -40,7 +40,7 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Under new ids: run also wh
 def run(
     file: File,
     server: Server = DEFAULT_SERVER,
-    data: Data = None,
+    data: ServersData = None,
     save: Save = None,
     fresh: Fresh = False,
     json: Json = False,

@@ -10,8 +10,8 @@ from zstandard import ZstdError
 
 from polar.cli import turns as story
 from polar.cli.console import ExitCode, out, print_json, say, stop
-from polar.cli.options import DEFAULT_SERVER, Data, Json, Server
-from polar.cli.remote import connected
+from polar.cli.options import DEFAULT_SERVER, Json, Server, ServersData
+from polar.cli.remote import reading
 from polar.cli.tokens import Decoder, decoder, legend
 from polar.client import Client, ClientError
 from polar.errors import ConfigError
@@ -35,7 +35,7 @@ def show(
         str, typer.Option("--builder", help="Which builder makes traces of a log without a result.")
     ] = "prefix_merging",
     server: Server = DEFAULT_SERVER,
-    data: Data = None,
+    data: ServersData = None,
     json: Json = False,
 ) -> None:
     """What the policy saw and said in one session, turn by turn.
@@ -72,7 +72,7 @@ def _from_file(path: Path) -> SessionLog:
 
 
 def _from_server(session: str, server: str, data: Path | None) -> Found:
-    with connected(server, data) as client:
+    with reading(server, data) as client:
         task = _task_of(client, session)
         result = next((row for row in client.task(task).results if row.session_id == session), None)
         try:

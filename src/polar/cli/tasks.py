@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from polar.cli.console import ExitCode, grid, out, print_json, say
-from polar.cli.options import DEFAULT_SERVER, Data, Json, Server
-from polar.cli.remote import connected
+from polar.cli.options import DEFAULT_SERVER, Json, Server, ServersData
+from polar.cli.remote import connected, reading
 from polar.cli.results import number, seconds
 from polar.cli.taskfile import TaskFile, read_tasks
 from polar.client import Client
@@ -29,7 +29,7 @@ def load(path: Path) -> TaskFile:
     return file
 
 
-def submit(file: File, server: Server = DEFAULT_SERVER, data: Data = None, json: Json = False) -> None:
+def submit(file: File, server: Server = DEFAULT_SERVER, data: ServersData = None, json: Json = False) -> None:
     """Hand tasks to the server and return at once. The whole file is checked before anything is sent.
 
     The same task under the same id is one task, so a submit may be repeated.
@@ -46,7 +46,7 @@ def submit(file: File, server: Server = DEFAULT_SERVER, data: Data = None, json:
         out().print(f"{task.task_id}  {task.status}")
 
 
-def cancel(task: TaskId, server: Server = DEFAULT_SERVER, data: Data = None, json: Json = False) -> None:
+def cancel(task: TaskId, server: Server = DEFAULT_SERVER, data: ServersData = None, json: Json = False) -> None:
     """Stop a task: its sessions end, its sandboxes go, its status becomes cancelled.
 
     Example: polar cancel hello
@@ -59,7 +59,7 @@ def cancel(task: TaskId, server: Server = DEFAULT_SERVER, data: Data = None, jso
 def status(
     task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="A task's id; all tasks without one.")] = None,
     server: Server = DEFAULT_SERVER,
-    data: Data = None,
+    data: ServersData = None,
     json: Json = False,
 ) -> None:
     """What runs: the server's gateways and tasks, or the sessions of one task.
@@ -68,7 +68,7 @@ def status(
 
     Examples: polar status, polar status hello
     """
-    with connected(server, data) as client:
+    with reading(server, data) as client:
         code = _one(client, task, json) if task else _all(client, json)
     raise typer.Exit(code)
 

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 
 from polar.errors import ConfigError
 
-Decoder = Callable[[int], str]
+Decoder = Callable[[Sequence[int]], list[str]]
+"""ids [n] to their texts [n]; joined, they are the text of the whole"""
 
 LIKELY, UNSURE, UNLIKELY = -0.1, -1.0, -3.0
 """logprob bounds of the colours: probabilities of about 90 %, 37 % and 5 %"""
@@ -22,9 +23,9 @@ _UNTRAINED = "dim strike"
 
 
 def decoder(folder: Path | None) -> Decoder:
-    """Text of one id, special tokens included; ⟨id⟩ without a folder. Raises ConfigError for an unusable one."""
+    """Special tokens are spelled out; without a folder every id is ⟨id⟩. Raises ConfigError for an unusable one."""
     if folder is None:
-        return lambda token: f"⟨{token}⟩"
+        return lambda ids: [f"⟨{token}⟩" for token in ids]
     file = folder / "tokenizer.json" if folder.is_dir() else folder
     if not file.is_file():
         raise ConfigError(f"{folder} has no tokenizer.json: give --tokenizer the folder that has it")
@@ -32,7 +33,15 @@ def decoder(folder: Path | None) -> Decoder:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the Rust side raises bare Exception for every kind of bad file
         raise ConfigError(f"{file} is not a tokenizer: {error}") from error
-    return lambda token: tokenizer.decode([token], skip_special_tokens=False) or f"⟨{token}⟩"
+    return lambda ids: [_piece(tokenizer, ids[max(0, at - 1) : at + 1]) for at in range(len(ids))]
+
+
+def _piece(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """What the last of one or two ids adds: some tokenizers put a space between two, and none before the first."""
+    before, both = (tokenizer.decode(part, skip_special_tokens=False) for part in (ids[:-1], ids))
+    if both.startswith(before):
+        return both[len(before) :]
+    return tokenizer.decode(ids[-1:], skip_special_tokens=False)
 
 
 def style(logprob: float | None, trained: bool) -> str:
@@ -55,9 +64,9 @@ def visible(text: str) -> str:
 def sampled(ids: Sequence[int], logprobs: Sequence[float | None] | None, trained: bool, decode: Decoder) -> Text:
     """The sampled ids [n] of a turn as one coloured text; logprobs [n], or None where the engine gave none."""
     shown = Text()
-    for position, token in enumerate(ids):
+    for position, piece in enumerate(decode(ids)):
         logprob = logprobs[position] if logprobs is not None else None
-        shown.append(visible(decode(token)), style(logprob, trained))
+        shown.append(visible(piece), style(logprob, trained))
     return shown
 
 

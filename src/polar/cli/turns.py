@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -91,7 +91,7 @@ def _fork(fork: Fork, decode: Decoder) -> str:
 
 
 def _token(token: int | None, decode: Decoder) -> str:
-    return "nothing" if token is None else f"{visible(decode(token))!r} (id {token})"
+    return "nothing" if token is None else f"{visible(decode([token])[0])!r} (id {token})"
 
 
 def spelled(turns: list[Turn], decode: Decoder) -> Iterator[Text]:
@@ -99,9 +99,8 @@ def spelled(turns: list[Turn], decode: Decoder) -> Iterator[Text]:
     for turn in turns:
         yield Text(f"── turn {turn.call}" + (f", trace {turn.trace}" if turn.trace is not None else ""), style="bold")
         if len(turn.new_ids):
-            yield Text("".join(decode(int(token)) for token in turn.new_ids), style="dim")
-        logprobs = [float(value) for value in turn.logprobs]
-        yield sampled([int(token) for token in turn.ids], logprobs, turn.trace is not None, decode)
+            yield Text("".join(decode(turn.new_ids.tolist())), style="dim")
+        yield sampled(turn.ids.tolist(), turn.logprobs.tolist(), turn.trace is not None, decode)
 
 
 def refusals(log: SessionLog) -> Iterator[Text]:
@@ -116,10 +115,8 @@ def harness_log(result: SessionResult, lines: int) -> Iterator[Text]:
         yield Text("\n".join(tail), style="dim")
 
 
-def document(
-    log: SessionLog, result: SessionResult | None, turns: list[Turn], decode: Decoder | None
-) -> dict[str, Any]:
-    """What `--json` prints: the same facts, ids and logprobs as lists; texts where there is a tokenizer."""
+def document(log: SessionLog, result: SessionResult | None, turns: list[Turn], decode: Decoder) -> dict[str, Any]:
+    """What `--json` prints: the same facts, ids and logprobs as lists, and the texts of the ids."""
     return {
         "session_id": log.header.session_id,
         "task_id": log.header.task_id,
@@ -130,11 +127,7 @@ def document(
         "error": result.error if result else None,
         "timing": result.timing if result else None,
         "turns": turns,
-        "texts": [_texts(turn.ids, decode) for turn in turns] if decode else None,
+        "texts": [decode(turn.ids.tolist()) for turn in turns],
         "refusals": log.refusals,
         "harness_log": result.metadata.get("harness_log") if result else None,
     }
-
-
-def _texts(ids: Iterable[int], decode: Decoder) -> list[str]:
-    return [decode(int(token)) for token in ids]

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from polar.cli.console import out, print_json
-from polar.cli.options import DEFAULT_SERVER, Data, Json, Server
+from polar.cli.options import DEFAULT_SERVER, Json, Server, ServersData
 from polar.cli.reasons import Finding, Report, report
-from polar.cli.remote import connected
+from polar.cli.remote import reading
 from polar.cli.tasks import TaskId
 
 _SHOWN_SESSIONS = 5
 
 
-def why(task: TaskId, server: Server = DEFAULT_SERVER, data: Data = None, json: Json = False) -> None:
+def why(task: TaskId, server: Server = DEFAULT_SERVER, data: ServersData = None, json: Json = False) -> None:
     """Why a task's data is missing: how its sessions ended, which tokens are excluded, what it waits for.
 
     Every sampled token is trainable, or counted here under a reason; every session that did not simply end is named.
 
     Example: polar why hello
     """
-    with connected(server, data) as client:
+    with reading(server, data) as client:
         said = report(client.task(task))
     if json:
         print_json(said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -30,14 +31,16 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        script = Path(__file__).with_name("serve.py")
-        command = [sys.executable, str(script), json.dumps(self.settings), TOKEN]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(self.command(), stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
         assert self.url, "the server did not start"
         self.settings["port"] = int(self.url.rsplit(":", 1)[1])
         self.http = httpx.Client(base_url=self.url, headers={TOKEN_HEADER: TOKEN}, timeout=30, trust_env=False)
+
+    def command(self) -> list[str]:
+        script = Path(__file__).with_name("serve.py")
+        return [sys.executable, str(script), json.dumps(self.settings), TOKEN]
 
     def kill(self) -> None:
         assert self.process is not None
@@ -46,7 +49,7 @@ class Server:
 
     def stop(self) -> int:
         assert self.process is not None
-        self.process.terminate()
+        self.process.send_signal(signal.SIGINT)
         return self.process.wait(20)
 
     def restart(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -104,11 +105,22 @@ def test_kill_at_many_moments_gives_one_result_a_session(make_server: Callable[.
 
 def test_server_stops_at_once_though_requests_are_held_open(make_server: Callable[..., Server]) -> None:
     server = make_server()
+    node = server.node()
+    node.poll()
+    server.submit("kept")
+    node.lease()
+    asking = threading.Thread(target=node.work)
+    asking.start()
     with server.http.stream("GET", "/events") as stream:
-        next(stream.iter_lines())
+        lines = stream.iter_lines()
+        assert next(lines) == "event: hello"
         began = time.monotonic()
-        server.stop()
-    assert time.monotonic() - began < 5
+        assert server.stop() == 0
+        assert time.monotonic() - began < 5
+        assert "event: ping" not in list(lines)
+    asking.join(20)
+    server.start()
+    assert server.task("kept")["status"] == "running"
 
 
 def test_two_servers_never_share_a_folder(make_server: Callable[..., Server]) -> None:

@@ -17,14 +17,14 @@ from polar.server.trainer_routes import trainer_routes
 
 def create_app(core: Core) -> FastAPI:
     """The app of one core; it serves while `core.running()` is entered."""
-    app = FastAPI(title="Polar rollout server", docs_url=None, redoc_url=None)
+    app = FastAPI(title="Polar rollout server", docs_url=None, redoc_url=None, routes=list(node_routes(core)))
     app.include_router(trainer_routes(core))
-    app.include_router(node_routes(core))
     app.add_middleware(Guard, core=core)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(DiskFull, _unsaved)
     app.add_exception_handler(OSError, _unsaved)
     app.add_exception_handler(sqlite3.Error, _unsaved)
+    app.add_exception_handler(Exception, _broken)
     return app
 
 
@@ -39,3 +39,8 @@ def _unsaved(request: Request, error: Exception) -> JSONResponse:
     """507 for a full disk, 503 for another fault of it: whoever called may try again."""
     full = isinstance(error, DiskFull) or is_disk_full(error)
     return JSONResponse({"detail": f"cannot save: {error}"}, 507 if full else 503)
+
+
+def _broken(request: Request, error: Exception) -> JSONResponse:
+    """A mistake of ours; the traceback goes to the server's log."""
+    return JSONResponse({"detail": f"internal error: {type(error).__name__}: {error}"}, 500)

@@ -53,6 +53,7 @@ class Core:
         self._began = time.monotonic() - self.store.at_start(Tables.uptime)
         self._clock_saved = self.now()
         self._flushing = asyncio.Lock()
+        self._full = self.files.full()
         self._open_requests: dict[str, asyncio.Future[WorkReply]] = {}
         self.machine = Machine(settings.lease_seconds, settings.delivery_seconds)
         self.machine.nodes = {node.node_id: node for node in self.store.at_start(Tables.nodes)}
@@ -94,7 +95,7 @@ class Core:
     async def settle(self) -> None:
         """After every event: hands out work, saves, and tells those who wait."""
         leases: dict[str, list[Attempt]] = {}
-        if not self.files.full():
+        if not self._full:
             for attempt in self.machine.place(self.now()):
                 leases.setdefault(attempt.node_id, []).append(attempt)
         self._answer(leases)
@@ -147,6 +148,7 @@ class Core:
     async def _tick_for_ever(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
+            self._full = self.files.full()
             self.machine.tick(self.now())
             try:
                 await self.settle()

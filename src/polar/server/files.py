@@ -50,7 +50,6 @@ class Files:
             file.flush()
             os.fsync(file.fileno())
         partial.rename(path)
-        _sync_folder(path.parent)
 
     def paths(self, task: Task) -> list[str]:
         won = [session for session in task.sessions if session.winner is not None]
@@ -95,7 +94,6 @@ class Files:
             os.fsync(fd)
             os.close(fd)
             partial.rename(path)
-            _sync_folder(self._logs)
         return True
 
     def _partial(self, session_id: str, attempt: int) -> Path:
@@ -113,11 +111,3 @@ def _ended_by_server(session: Session) -> SessionResult:
         error=session.error,
         metadata={key: value for key, value in facts.items() if value is not None},
     )
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -1,15 +1,19 @@
-"""What gateways call: polls, requests for work, logs and results. Every call may be repeated after a lost reply."""
+"""What gateways call: polls, requests for work, logs and results. Every call may be repeated after a lost reply.
+
+Plain routes, since these calls are the many: they are msgpack, and no part of the public API's description.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import time
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-from fastapi import APIRouter, HTTPException, Query, Request, Response
+from fastapi import HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from starlette.routing import Route
 
 from polar.codec import from_msgpack, to_msgpack
 from polar.nodeapi import (
@@ -25,22 +29,28 @@ from polar.nodeapi import (
 from polar.public import session_result
 from polar.server.core import Core
 from polar.server.machine import StaleEpoch
-from polar.server.state import Session, Task
+from polar.server.state import Node, Session, Task
 
 T = TypeVar("T")
 
 
-def node_routes(core: Core) -> APIRouter:
-    router = APIRouter(prefix="/node", include_in_schema=False)
-    _lease_routes(router, core)
-    _result_routes(router, core)
-    return router
+def node_routes(core: Core) -> list[Route]:
+    api = NodeApi(core)
+    attempt = "/node/sessions/{session_id}/{attempt:int}"
+    return [
+        Route("/node/poll", api.poll, methods=["POST"]),
+        Route("/node/work", api.work, methods=["POST"]),
+        Route(f"{attempt}/log", api.upload, methods=["PUT"]),
+        Route(f"{attempt}/result", api.result, methods=["POST"]),
+    ]
 
 
-def _lease_routes(router: APIRouter, core: Core) -> None:
-    @router.post("/poll")
-    async def poll(request: Request) -> Response:
-        report = await _read(request, PollRequest)
+class NodeApi:
+    def __init__(self, core: Core) -> None:
+        self.core = core
+
+    async def poll(self, request: Request) -> Response:
+        core, report = self.core, await _read(request, PollRequest)
         try:
             cancels = core.machine.poll(report, core.now(), time.time())
         except StaleEpoch as stale:
@@ -50,23 +60,62 @@ def _lease_routes(router: APIRouter, core: Core) -> None:
         await core.settle()
         return _packed(PollReply(epoch=node.epoch, leases=leases, cancels=cancels, orders=node.orders))
 
-    @router.post("/work")
-    async def work(request: Request) -> Response:
-        asked = await _read(request, WorkRequest)
+    async def work(self, request: Request) -> Response:
+        core, asked = self.core, await _read(request, WorkRequest)
         try:
             node = core.machine.ask(asked.node_id, asked.epoch, asked.room, core.now())
         except StaleEpoch as stale:
             raise _newer(asked.node_id) from stale
         if node is None:
             raise HTTPException(503, f"the node {asked.node_id} has to poll before it asks for work")
-        answer = core.hold_open(node)
+        return _packed(await self._work(node, request))
+
+    async def _work(self, node: Node, request: Request) -> WorkReply:
+        answer = self.core.hold_open(node)
         try:
-            await core.settle()
+            await self.core.settle()
             await _first(answer, request)
         finally:
-            core.let_go(node, answer)
-        await core.flush()
-        return _packed(answer.result() if answer.done() else WorkReply())
+            self.core.let_go(node, answer)
+        await self.core.flush()
+        return answer.result() if answer.done() else WorkReply()
+
+    async def upload(self, request: Request) -> Response:
+        session_id, attempt = request.path_params["session_id"], request.path_params["attempt"]
+        await self._attempt(session_id, attempt)
+        files, offset = self.core.files, _offset(request)
+        stands = files.log_size(session_id, attempt)
+        if offset > stands or files.log_path(session_id, attempt).exists():
+            return _packed(Uploaded(size=stands))
+        fd = files.open_log(session_id, attempt)
+        try:
+            async for chunk in request.stream():
+                offset += os.pwrite(fd, chunk, offset)
+            return _packed(Uploaded(size=os.fstat(fd).st_size))
+        finally:
+            os.close(fd)
+
+    async def result(self, request: Request) -> Response:
+        core, ended = self.core, await _read(request, NodeResult)
+        if (ended.session_id, ended.attempt) != (request.path_params["session_id"], request.path_params["attempt"]):
+            raise HTTPException(422, "the body speaks of another session or attempt than the path")
+        if not ended.status.terminal:
+            raise HTTPException(422, f"a result cannot have the status {ended.status}")
+        task, session = await self._attempt(ended.session_id, ended.attempt)
+        if session.winner == ended.attempt:
+            return _packed(ResultReply(accepted=True, winner=ended.attempt))
+        await run_in_threadpool(_keep, core, task, session, ended)
+        await core.task_of(ended.session_id)
+        answer = core.machine.result(ended, core.now())
+        await core.settle()
+        return _packed(answer)
+
+    async def _attempt(self, session_id: str, attempt: int) -> tuple[Task, Session]:
+        task = await self.core.task_of(session_id)
+        session = self.core.machine.sessions[session_id] if task is not None else None
+        if task is None or session is None or session.attempt(attempt) is None:
+            raise HTTPException(404, f"attempt {attempt} of the session {session_id} was never leased here")
+        return task, session
 
 
 async def _first(answer: asyncio.Future[WorkReply], request: Request) -> None:
@@ -77,48 +126,6 @@ async def _first(answer: asyncio.Future[WorkReply], request: Request) -> None:
         await asyncio.wait(either, timeout=WORK_WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     finally:
         gone.cancel()
-
-
-def _result_routes(router: APIRouter, core: Core) -> None:
-    @router.put("/sessions/{session_id}/{attempt}/log")
-    async def upload(
-        session_id: str, attempt: int, request: Request, offset: Annotated[int, Query(ge=0)] = 0
-    ) -> Response:
-        await _attempt(core, session_id, attempt)
-        stands = core.files.log_size(session_id, attempt)
-        if offset > stands or core.files.log_path(session_id, attempt).exists():
-            return _packed(Uploaded(size=stands))
-        fd = core.files.open_log(session_id, attempt)
-        try:
-            async for chunk in request.stream():
-                offset += os.pwrite(fd, chunk, offset)
-            return _packed(Uploaded(size=os.fstat(fd).st_size))
-        finally:
-            os.close(fd)
-
-    @router.post("/sessions/{session_id}/{attempt}/result")
-    async def result(session_id: str, attempt: int, request: Request) -> Response:
-        ended = await _read(request, NodeResult)
-        if (ended.session_id, ended.attempt) != (session_id, attempt):
-            raise HTTPException(422, "the body speaks of another session or attempt than the path")
-        if not ended.status.terminal:
-            raise HTTPException(422, f"a result cannot have the status {ended.status}")
-        task, session = await _attempt(core, session_id, attempt)
-        if session.winner == attempt:
-            return _packed(ResultReply(accepted=True, winner=attempt))
-        await run_in_threadpool(_keep, core, task, session, ended)
-        await core.task_of(session_id)
-        answer = core.machine.result(ended, core.now())
-        await core.settle()
-        return _packed(answer)
-
-
-async def _attempt(core: Core, session_id: str, attempt: int) -> tuple[Task, Session]:
-    task = await core.task_of(session_id)
-    session = core.machine.sessions[session_id] if task is not None else None
-    if task is None or session is None or session.attempt(attempt) is None:
-        raise HTTPException(404, f"attempt {attempt} of the session {session_id} was never leased here")
-    return task, session
 
 
 def _keep(core: Core, task: Task, session: Session, ended: NodeResult) -> None:
@@ -132,6 +139,13 @@ def _keep(core: Core, task: Task, session: Session, ended: NodeResult) -> None:
         tokens = msgspec.structs.replace(tokens, attempt_discarded=others)
     public = session_result(msgspec.structs.replace(ended, tokens=tokens), task.task_id, session.index)
     core.files.write_result(public, ended.attempt)
+
+
+def _offset(request: Request) -> int:
+    text = request.query_params.get("offset", "0")
+    if not text.isdecimal():
+        raise HTTPException(422, f"offset must be a number of bytes, not {text!r}")
+    return int(text)
 
 
 async def _read(request: Request, kind: type[T]) -> T:

@@ -9,6 +9,7 @@ cached.
 from __future__ import annotations
 
 import argparse
+import math
 import random
 from pathlib import Path
 
@@ -20,7 +21,9 @@ from polar_demo.tasks import look_up, tool_result
 from polar_demo.vocabulary import ASSISTANT, END, WORDS, render, save_tokenizer, tokenizer
 
 RECITE, OTHER_FILE = 0.75, 0.1  # shares of demonstrations
-STEPS, BATCH, LEARNING_RATE = 240, 32, 2e-3
+BATCH, LEARNING_RATE = 32, 2e-3
+UNDERSTOOD, COOL_DOWN = 0.45, 80  # a loss between a plateau near 1 and the demonstrators' own 0.2; steps
+MOST_STEPS = 1_000
 
 
 def demonstration(rng: random.Random) -> list[dict[str, str]]:
@@ -37,21 +40,30 @@ def demonstration(rng: random.Random) -> list[dict[str, str]]:
     return [question, *([] if forgets else [opened]), {"role": role, "content": result}, answer]
 
 
-def warm_start(seed: int, steps: int = STEPS) -> Policy:
-    """A new policy after `steps` batches of demonstrations; only what an assistant says is learned."""
+def warm_start(seed: int) -> Policy:
+    """A new policy that has learned what an assistant says, nothing else of the demonstrations.
+
+    How soon copying is understood differs by seed: the loss falls, and only then the learning rate does.
+    Raises RuntimeError where it is not understood within MOST_STEPS.
+    """
     rng = random.Random(seed)
     torch.manual_seed(seed)
     policy = Policy(PolicyConfig(vocab_size=len(WORDS), eos_token_id=WORDS.index(END)))
     optimizer = torch.optim.AdamW(policy.parameters(), lr=LEARNING_RATE)
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE * min(1.0, 3 * (1 - step / steps))  # the last third decays
+    recent_loss, cooling = math.log(len(WORDS)), 0
+    for _ in range(MOST_STEPS):
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - cooling / COOL_DOWN)
         ids, said = _batch(rng)
         logprobs = torch.log_softmax(policy(ids)[:, :-1], dim=-1).gather(2, ids[:, 1:, None])[..., 0]
         loss = -(logprobs * said[:, 1:]).sum() / said.sum()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return policy.eval()
+        recent_loss += 0.1 * (loss.item() - recent_loss)
+        cooling += bool(cooling) or recent_loss < UNDERSTOOD
+        if cooling == COOL_DOWN:
+            return policy.eval()
+    raise RuntimeError(f"the demonstrations were not understood in {MOST_STEPS} steps: the loss is {recent_loss:.2f}")
 
 
 def save(policy: Policy, folder: Path) -> None:
@@ -81,11 +93,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m polar_demo.warm_start", description="The demo's supervised start")
     parser.add_argument("folder", type=Path, help="where the checkpoint is written")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    save(warm_start(args.seed, args.steps), args.folder)
+    save(warm_start(args.seed), args.folder)
 
 
 if __name__ == "__main__":

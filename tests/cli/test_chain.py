@@ -112,9 +112,15 @@ def test_a_task_that_nobody_can_take_says_what_it_waits_for(chain, tmp_path):
     assert "no.such.module" in at(chain, "why", "strange").stdout
 
 
-def test_an_unknown_harness_is_refused_by_name(chain, tmp_path):
-    file = task_file(tmp_path / "t.jsonl", {"task_id": "odd", "agent": {"harness": "nethack"}})
+def test_a_task_that_the_server_refuses_is_named_and_the_others_are_taken_back(chain, tmp_path):
+    good = {"task_id": "even", **scripted(("call", "hello"), ("sleep", 600))}
+    file = task_file(
+        tmp_path / "t.jsonl", good, {"task_id": "odd", "agent": {"harness": "nethack"}}, good | {"task_id": "last"}
+    )
     done = at(chain, "run", file)
     assert done.exit_code == 2
-    assert "unknown harness 'nethack'" in done.stderr
-    assert not marked("odd-s0")
+    assert "task odd: agent.harness: unknown harness 'nethack'" in done.stderr
+    assert chain.status("even")["status"] == "cancelled"
+    assert not marked("even-s0")
+    repaired = task_file(tmp_path / "t.jsonl", {"task_id": "odd", **TWO_TURNS}, {"task_id": "last", **TWO_TURNS})
+    assert at(chain, "run", repaired).exit_code == 0, "neither id was spoilt"

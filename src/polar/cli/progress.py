@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import TypeVar
 
 import msgspec
 
 from polar.cli.results import mean, reward, tokens
 from polar.client import Client, ClientError
 from polar.records import TaskState, TaskStatus, TaskSummary
+from polar.requests import TaskRequest
 
-T = TypeVar("T")
 LOOK_SECONDS = 0.5
 AWAY_SECONDS = 60.0
 _LISTED = 1000
@@ -42,6 +41,7 @@ class Run:
         self.rows = {task_id: Row(task_id=task_id, sessions=sessions) for task_id, sessions in tasks}
         self.results: dict[str, TaskStatus] = {}
         self._client = client
+        self._sent: list[str] = []
         self._away_since: float | None = None
 
     @property
@@ -94,10 +94,26 @@ class Run:
         row.sampled = sum(ledger.get("sampled", 0) for ledger in ledgers)
         row.trainable = sum(ledger.get("trainable", 0) for ledger in ledgers)
 
-    def cancel(self) -> None:
-        """Cancels what is not over, also a submit that may still be under way."""
+    def submit(self, tasks: Iterable[TaskRequest]) -> int:
+        """How many of them were over before. Raises ClientError, naming the task."""
+        over = 0
+        for task in tasks:
+            self._sent.append(task.task_id)
+            try:
+                over += self._client.submit(task).status.terminal
+            except ClientError as error:
+                if error.status is not None:
+                    self._sent.remove(task.task_id)
+                raise ClientError(f"task {task.task_id}: {error.message}", error.status) from error
+        return over
+
+    def cancel(self) -> int:
+        """Cancels what was sent and is not over, also a submit whose answer has not come; forgets the rest.
+        Returns how many."""
+        self.rows = {task_id: self.rows[task_id] for task_id in self._sent}
         for task_id in self.unfinished:
             self._client.cancel(task_id, register_if_missing=True)
+        return len(self.unfinished)
 
     def follow(self, seen: Callable[[list[Row]], None]) -> None:
         """Until every task is over; `seen` is called after each look."""

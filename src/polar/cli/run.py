@@ -21,7 +21,7 @@ from polar.cli.progress import LOOK_SECONDS, Row, Run
 from polar.cli.remote import connected
 from polar.cli.results import mean, number
 from polar.cli.tasks import File, load
-from polar.client import Client
+from polar.client import ClientError
 from polar.codec import to_json
 from polar.errors import ConfigError
 from polar.records import SessionStatus, TaskResult
@@ -60,7 +60,8 @@ def run(
     with connected(server, data) as client, _saving(save) as saving:
         following = Run(client, ((task.task_id, task.num_samples) for task in tasks))
         with _cancelling(following):
-            _submit(client, tasks)
+            if over := following.submit(tasks):
+                say(f"{over} of {len(tasks)} tasks were over before; --fresh runs them again under new ids", "yellow")
             _watch(following, saving, live=not json and err().is_terminal)
     _report(following, save, json)
     raise typer.Exit(ExitCode.FAILED if following.failed else ExitCode.OK)
@@ -84,18 +85,23 @@ def _saving(path: Path | None) -> Iterator[IO[bytes] | None]:
 
 @contextmanager
 def _cancelling(following: Run) -> Iterator[None]:
-    """SIGTERM as SIGINT. A second one ends at once; the server goes on cancelling what it was told to."""
+    """Takes back what was submitted when the run ends early: by Ctrl-C (SIGTERM is the same), or because the server
+    refuses one of its tasks. A second Ctrl-C ends at once; the server goes on cancelling what it was told to."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
-    except KeyboardInterrupt:
-        count = len(following.unfinished)
-        say(f"cancelling {count} task{'s' * (count != 1)}", "yellow")
-        following.cancel()
-        _await_cancelled(following)
+    except (KeyboardInterrupt, ClientError) as why:
+        if isinstance(why, KeyboardInterrupt) or why.status is not None:
+            _take_back(following)
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _take_back(following: Run) -> None:
+    if count := following.cancel():
+        say(f"cancelling {count} task{'s' * (count != 1)}", "yellow")
+        _await_cancelled(following)
 
 
 def _await_cancelled(following: Run) -> None:
@@ -105,12 +111,6 @@ def _await_cancelled(following: Run) -> None:
         time.sleep(LOOK_SECONDS / 2)
     if following.unfinished:
         say(f"still being cancelled: {', '.join(following.unfinished)}", "yellow")
-
-
-def _submit(client: Client, tasks: list[TaskRequest]) -> None:
-    known = sum(client.submit(task).status.terminal for task in tasks)
-    if known:
-        say(f"{known} of {len(tasks)} tasks were over before; --fresh runs them again under new ids", "yellow")
 
 
 def _watch(following: Run, saving: IO[bytes] | None, live: bool) -> None:

@@ -14,7 +14,7 @@ from polar.cli.options import DEFAULT_SERVER, Json, Server, ServersData
 from polar.cli.remote import connected, reading
 from polar.cli.results import number, seconds
 from polar.cli.taskfile import TaskFile, read_tasks
-from polar.client import Client
+from polar.client import Client, ClientError
 from polar.records import GatewayNodeInfo, SessionSummary, TaskState, TaskSummary
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="Tasks: .jsonl (one a line), .yaml or .json.", exists=False)]
@@ -38,12 +38,12 @@ def submit(file: File, server: Server = DEFAULT_SERVER, data: ServersData = None
     """
     tasks = load(file).tasks
     with connected(server, data) as client:
-        accepted = [client.submit(task) for task in tasks]
-    if json:
-        print_json(accepted)
-        return
-    for task in accepted:
-        out().print(f"{task.task_id}  {task.status}")
+        for task in tasks:
+            try:
+                accepted = client.submit(task)
+            except ClientError as error:
+                raise ClientError(f"task {task.task_id}: {error.message}", error.status) from error
+            print_json(accepted) if json else out().print(f"{accepted.task_id}  {accepted.status}")
 
 
 def cancel(task: TaskId, server: Server = DEFAULT_SERVER, data: ServersData = None, json: Json = False) -> None:

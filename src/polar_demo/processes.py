@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,15 +37,26 @@ def polar_serve(policy: Path, run_dir: Path, *, workers: int) -> Iterator[Served
         log.open("wb") as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True) as process,
     ):
+        ended = threading.Event()
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
             if not line:
                 raise RuntimeError(f"polar serve did not come up; the end of {log}:\n{log.read_text()[-2000:]}")
             told = json.loads(line)
+            threading.Thread(target=_watch, args=(process, log, ended), daemon=True).start()
             yield Served(url=told["url"], engine_url=told["engine_url"])
         finally:
+            ended.set()
             _stop(process)
+
+
+def _watch(process: subprocess.Popen[bytes], log: Path, ended: threading.Event) -> None:
+    """The rollout function would wait for a server that comes back; this one will not."""
+    process.wait()
+    if not ended.is_set():
+        print(f"polar serve has ended; the end of {log}:\n{log.read_text()[-2000:]}", file=sys.stderr)
+        _thread.interrupt_main()
 
 
 def update_weights(engine_url: str, folder: Path, version: int) -> None:

@@ -78,6 +78,7 @@ class Session:
         self._runtimes: list[Runtime] = []
         self._writer: LogWriter | None = None
         self._keyed = False
+        self._closing: asyncio.Task[RunRecord] | None = None
         self._timing = SessionTiming()
         self._record = RunRecord()
         self._exit = ExecResult(exit_code=0)
@@ -226,9 +227,12 @@ class Session:
                 return
 
     async def _close_proxy(self) -> None:
+        """Whoever asks first starts it; it goes on to its end also when the session is cancelled meanwhile."""
         if self._keyed:
-            self._record = await self.node.proxy.close(self.lease.key)
             self._keyed = False
+            self._closing = asyncio.create_task(self.node.proxy.close(self.lease.key))
+        if self._closing is not None:
+            self._record = await asyncio.shield(self._closing)
 
     # BUILD and EVAL
 

@@ -198,7 +198,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._http.close()
 
     def send(self, call: Call[T]) -> T:
@@ -229,7 +229,7 @@ class AsyncClient:
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(self, *exception: object) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
     async def send(self, call: Call[T]) -> T:

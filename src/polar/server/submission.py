@@ -61,7 +61,6 @@ def new_task(request: TaskRequest, now: float, wall: float) -> Task:
                 task_id=request.task_id,
                 index=index,
                 queued_at=now,
-                registered_at=wall,
             )
             for index in range(request.num_samples)
         ],

@@ -26,7 +26,7 @@ MIGRATIONS = [
     CREATE INDEX tasks_by_age ON tasks (created_at);
     CREATE TABLE sessions (
         session_id TEXT PRIMARY KEY, task_id TEXT NOT NULL, "index" INTEGER, status TEXT, queued_at REAL,
-        registered_at REAL, termination TEXT, fault TEXT, error TEXT, winner INTEGER, node_id TEXT, reward REAL,
+        termination TEXT, fault TEXT, error TEXT, winner INTEGER, node_id TEXT, reward REAL,
         traces INTEGER, completions INTEGER, usable INTEGER, stopping TEXT, timing TEXT);
     CREATE INDEX sessions_by_task ON sessions (task_id);
     CREATE TABLE attempts (

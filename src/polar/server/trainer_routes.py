@@ -56,7 +56,7 @@ def _task_routes(router: APIRouter, core: Core) -> None:
     @router.get("/rollout/task/{task_id}")
     async def get_task(task_id: str, request: Request, results: bool = True) -> Response:
         task = await find(core, task_id)
-        status = views.task_status(task, core.live_nodes())
+        status = views.task_status(task, core.live_nodes(), full=core.full)
         if not results:
             return reply(request, status)
         return await run_in_threadpool(_with_results, core, task, status, request)
@@ -71,7 +71,7 @@ def _task_routes(router: APIRouter, core: Core) -> None:
             raise HTTPException(404, "Task not found")
         core.machine.cancel(task, core.now())
         await core.settle()
-        return reply(request, views.task_status(task, core.live_nodes()))
+        return reply(request, views.task_status(task, core.live_nodes(), full=core.full))
 
 
 async def _submit(core: Core, request: TaskRequest) -> Task:

@@ -12,22 +12,24 @@ from polar.server.state import Node, Session, Task
 SUMMARY_COLUMNS = TaskSummary.__struct_fields__
 
 
-def task_status(task: Task, live: Sequence[Node]) -> TaskStatus:
-    """Without results."""
+def task_status(task: Task, live: Sequence[Node], *, full: bool = False) -> TaskStatus:
+    """Without results. `full`: the server's disk has no room for more sessions."""
     return TaskStatus(
         task_id=task.task_id,
         status=task.status,
         total_sessions=task.num_samples,
         completed_sessions=task.completed_sessions,
-        waiting_for=waiting_for(task, live),
+        waiting_for=waiting_for(task, live, full=full),
         error=task.error,
     )
 
 
-def waiting_for(task: Task, live: Sequence[Node]) -> str | None:
+def waiting_for(task: Task, live: Sequence[Node], *, full: bool) -> str | None:
     """What has to change before a gateway can take the task's waiting sessions; None where it is only their turn."""
     if task.status.terminal or not any(session.queued for session in task.sessions):
         return None
+    if full:
+        return "room on the rollout server's disk"
     if not live:
         return "a gateway: none is connected"
     able = [node for node in live if can_run(node, task)]

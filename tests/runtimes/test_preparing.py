@@ -39,7 +39,7 @@ def test_actions_are_carried_out_in_order(tmp_path, kind):
     ("action", "said"),
     [
         ({"type": "exec", "command": "echo why >&2; exit 4"}, r"prepare action 1 \(exec\): exit code 4: why"),
-        ({"type": "exec", "command": "sleep 100"}, r"prepare action 1 \(exec\): not done within the 1 s"),
+        ({"type": "exec", "command": "sleep 100"}, r"prepare action 1 \(exec\): not done within the 3 s"),
         (
             {"type": "upload_file", "source": "/not/there", "target": "/tmp/x"},
             r"prepare action 1 \(upload_file\):.*/not/there",
@@ -53,7 +53,7 @@ def test_a_failing_action_is_the_tasks_fault_and_named(tmp_path, kind, action, s
         async with standing(tmp_path, kind) as box:
             actions = [PrepareAction(type="exec", command="true"), PrepareAction(**action)]
             with pytest.raises(TaskFault, match=said) as caught:
-                await prepare(box, actions, 1)
+                await prepare(box, actions, 3)
             assert caught.value.name == "prepare"
             assert not caught.value.retryable
 

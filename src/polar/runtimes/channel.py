@@ -10,6 +10,7 @@ import itertools
 import os
 import signal
 import socket
+from contextlib import suppress
 from typing import Any
 
 from polar.errors import SandboxFault
@@ -71,32 +72,30 @@ class Channel:
         self._waiting.clear()
 
     async def ended(self, *, kill: bool) -> None:
-        """Closes, and waits until the server has ended; `kill` where its death takes all that it started along."""
-        if self._pidfd < 0:
-            await self._unborn()
-            return
-        self.close()
-        pidfd, self._pidfd = self._pidfd, -1
-        over = asyncio.Event()
-        self._loop.add_reader(pidfd, over.set)
-        try:
-            if kill:
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            await over.wait()
-        except ProcessLookupError:
-            return
-        finally:
-            self._loop.remove_reader(pidfd)
-            os.close(pidfd)
-
-    async def _unborn(self) -> None:
-        """Waits until whoever was to become the server has noticed that nobody wants it any more."""
-        try:
+        """Closes, and waits until the server has ended, and whoever made it; `kill` where its death takes all that it
+        started along."""
+        with suppress(OSError):  # it may have ended already
             if self._open:
                 self._socket.shutdown(socket.SHUT_WR)
-                await self._over.wait()
+            if kill and self._pidfd >= 0:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        try:
+            await self._over.wait()
+            if self._pidfd >= 0:
+                await self._reaped(self._pidfd)
         finally:
             self.close()
+            if self._pidfd >= 0:
+                os.close(self._pidfd)
+            self._pidfd = -1
+
+    async def _reaped(self, pidfd: int) -> None:
+        dead = asyncio.Event()
+        self._loop.add_reader(pidfd, dead.set)
+        try:
+            await dead.wait()
+        finally:
+            self._loop.remove_reader(pidfd)
 
     def _receive(self) -> None:
         try:
@@ -113,7 +112,7 @@ class Channel:
 
     def _dispatch(self, message: Message, fds: list[int]) -> None:
         match message.get("event"):
-            case "born" if self._pidfd < 0:
+            case "born":
                 self.pid, self._pidfd = message["pid"], fds[0]
                 self._greet()
             case "ready":

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -156,33 +153,8 @@ def test_a_folder_that_holds_no_model_is_named_and_the_exit_code_is_not_zero(tmp
     assert "Traceback" not in ended.stderr
 
 
-def test_an_engine_ends_with_its_parent(first_weights: Path) -> None:
-    script = (
-        "import subprocess, sys, time\n"
-        f"options = ['--model', {str(first_weights)!r}, '--port', '0', '--die-with-parent']\n"
-        "p = subprocess.Popen([sys.executable, '-m', 'polar.embedded', *options], stdout=subprocess.PIPE, text=True)\n"
-        "p.stdout.readline(); print(p.pid, flush=True); time.sleep(600)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        engine = int(parent.stdout.readline())
-        parent.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 60
-    while _alive(engine):
-        assert time.monotonic() < deadline, "the engine outlived its parent"
-        time.sleep(0.05)
-
-
 def test_told_to_end_in_the_middle_of_an_answer_it_ends(first_weights: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         with engine_process(first_weights) as engine:
             running = start_long(pool, engine, ENDLESS)
         assert running.exception() is not None
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"

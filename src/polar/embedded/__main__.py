@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import signal
 import sys
+from contextlib import suppress
 
 from aiohttp import web
 
@@ -41,9 +41,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--incremental-streaming-output", action="store_true", help="streamed events hold what is new only"
     )
-    parser.add_argument(
-        "--die-with-parent", action="store_true", help="end when the process that started this one is gone"
-    )
     return parser.parse_args()
 
 
@@ -62,18 +59,19 @@ async def _serve(args: argparse.Namespace, checkpoint: Checkpoint) -> int:
     await web.TCPSite(runner, args.host, args.port).start()
     host, port = runner.addresses[0][:2]
     print(f"listening on http://{host}:{port}", flush=True)
-    await _told_to_end(scheduler, os.getppid() if args.die_with_parent else None)
+    await _told_to_end(scheduler)
     await runner.cleanup()
     await scheduler.close()
     return int(scheduler.failed.is_set())
 
 
-async def _told_to_end(scheduler: Scheduler, parent: int | None) -> None:
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+async def _told_to_end(scheduler: Scheduler) -> None:
+    loop = asyncio.get_running_loop()
+    waiting = asyncio.create_task(scheduler.failed.wait())
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ended.set)
-    while not (ended.is_set() or scheduler.failed.is_set() or (parent is not None and os.getppid() != parent)):
-        await asyncio.sleep(0.1)
+        loop.add_signal_handler(number, waiting.cancel)
+    with suppress(asyncio.CancelledError):
+        await waiting
 
 
 if __name__ == "__main__":

@@ -58,7 +58,8 @@ class Report:
         self.console.print(
             f"step {number:>3}  reward {reward:.2f} {'█' * round(reward * 20):<20}  {seconds:4.1f} s  "
             f"{truth.tokens:>4} tokens trained, {self.traces[-1]:.2f} traces a session, "
-            f"logprobs off by {truth.logprob_max_abs_diff:.0e}, dropped: {_dropped(metrics)}"
+            f"logprobs off by {truth.logprob_max_abs_diff:.0e}, dropped: {_dropped(metrics)}",
+            soft_wrap=True,
         )
 
     def broken(self) -> list[str]:

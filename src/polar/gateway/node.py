@@ -23,7 +23,7 @@ from polar.gateway.outbox import Outbox
 from polar.gateway.session import NodeFacts, Session
 from polar.gateway.stages import Stages
 from polar.harnesses import HARNESSES
-from polar.nodeapi import Cancel, Held, Lease, NodeResult, Order, PollRequest, Workers, WorkRequest
+from polar.nodeapi import Held, Lease, NodeResult, Order, PollReply, PollRequest, Workers, WorkReply, WorkRequest
 from polar.proxy import make_engine
 from polar.records import SessionStatus, Termination
 from polar.runtimes import RUNTIMES, Launcher, sweep
@@ -58,6 +58,7 @@ class Gateway:
         self._heartbeat = heartbeat_seconds
         self._delivering: set[tuple[str, int]] = set()
         self._acked: list[str] = []
+        self._orders: set[str] = set()
         self._news = asyncio.Event()
         """the server is told before the next heartbeat is due"""
         self._tasks: asyncio.TaskGroup | None = None
@@ -107,39 +108,50 @@ class Gateway:
                 await asyncio.sleep(min(_RETRY_SECONDS, self._heartbeat))
                 continue
             self._acked = [order for order in self._acked if order not in acked]
-            self._cancel(reply.cancels)
-            for order in reply.orders:
-                self._obey(order)
+            self._hear(reply)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), self._heartbeat)
 
     async def _work_for_ever(self) -> None:
         while True:
-            await self._room()
-            request = WorkRequest(node_id=self.node.id, epoch=self.epoch, room=self.stages.room(len(self.sessions)))
             try:
-                reply = await self._link.work(request)
+                reply = await self._ask()
             except Refused as refusal:
                 raise _fatal(self.node.id, refusal) from refusal
             except ServerFault as fault:
                 log.warning("asking for work failed", why=fault.message)
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
-            self._cancel(reply.cancels)
-            for lease in reply.leases:
-                self._take(lease)
+            self._hear(reply)
+
+    async def _ask(self) -> WorkReply:
+        """A gateway without room asks too, because cancellations come this way at once; it asks anew when it has."""
+        if self._has_room():
+            return await self._link.work(self._work_request(self.stages.room(len(self.sessions))))
+        asking = asyncio.create_task(self._link.work(self._work_request(_NO_ROOM)))
+        room = asyncio.create_task(self._room())
+        try:
+            await asyncio.wait({asking, room}, return_when=asyncio.FIRST_COMPLETED)
+            return asking.result() if asking.done() else WorkReply()
+        finally:
+            asking.cancel()
+            room.cancel()
+            await asyncio.gather(asking, room, return_exceptions=True)
+
+    def _has_room(self) -> bool:
+        assert self.watch is not None
+        free = self.stages.room(len(self.sessions)).init > 0
+        return free and self.watch.state.healthy and not self.draining
 
     async def _room(self) -> None:
         """Returns when there is room for a session, and an engine to serve it."""
-        assert self.watch is not None
-        while True:
+        while not self._has_room():
             self.stages.changed.clear()
-            if not self.draining and self.watch.state.healthy and self.stages.room(len(self.sessions)).init > 0:
-                return
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self.stages.changed.wait(), _RETRY_SECONDS)
-            except TimeoutError:
-                continue
+
+    def _work_request(self, room: Workers) -> WorkRequest:
+        return WorkRequest(node_id=self.node.id, epoch=self.epoch, room=room)
 
     def _poll_request(self, acked: list[str]) -> PollRequest:
         """Leases come through /node/work alone: a poll offers no room."""
@@ -170,16 +182,22 @@ class Gateway:
         ]
         return live + done
 
-    def _cancel(self, cancels: list[Cancel]) -> None:
-        for cancel in cancels:
+    def _hear(self, reply: PollReply | WorkReply) -> None:
+        """All of it may come twice: leases, orders and cancellations are known by their ids."""
+        for cancel in reply.cancels:
             session = self.sessions.get((cancel.session_id, cancel.attempt))
             if session is not None:
                 session.stop(cancel.why)
+        for order in reply.orders:
+            self._obey(order)
+        for lease in reply.leases:
+            self._take(lease)
 
     def _obey(self, order: Order) -> None:
         assert self.watch is not None and self._tasks is not None
-        if order.id in self._acked:
+        if order.id in self._orders:
             return
+        self._orders.add(order.id)
         if order.kind == "drain":
             self.draining = True
         elif self.watch.proxy is not None and order.kind == "resume":

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 from chain import Chain, polar_serve, until
@@ -54,12 +53,12 @@ def polar(*words: str, cwd: Path | None = None, **variables: str) -> subprocess.
     )
 
 
-def inside(*words: object, **variables: str) -> Result:
+def inside(*words: object, **variables: str) -> Any:
     """The command in this process."""
     return CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "200", "NO_COLOR": "1"} | variables)
 
 
-def at(chain: Chain, *words: object) -> Result:
+def at(chain: Chain, *words: object) -> Any:
     return inside(*words, POLAR_SERVER_URL=chain.url)
 
 

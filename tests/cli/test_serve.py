@@ -107,9 +107,12 @@ def test_it_takes_tasks_while_the_engine_is_not_up_yet(tokenizer, tmp_path):
         file = task_file(tmp_path / "t.jsonl", {"task_id": "early", **scripted(("call", "hello"))})
         assert inside("submit", file, "--server", url).exit_code == 0
         until(lambda: "it waits for a healthy engine" in inside("why", "early", "--server", url).stdout, 30)
-        with scripted_engine(tokenizer, port=port):
-            done = inside("run", file, "--server", url, "--json")
-            assert json.loads(done.stdout)["tasks"][0]["status"] == "completed", done.stderr
+        with subprocess.Popen(
+            command("run", file, "--server", url), stderr=subprocess.PIPE, text=True, env=environment()
+        ) as run:
+            assert "early waits for a healthy engine" in run.stderr.readline()
+            with scripted_engine(tokenizer, port=port):
+                assert "early: completed" in run.communicate(timeout=60)[1]
     finally:
         serve.send_signal(signal.SIGINT)
         assert serve.wait(30) == 130
@@ -120,14 +123,14 @@ def policy(tmp_path_factory) -> Path:
     return save_random_policy(tmp_path_factory.mktemp("policy"), seed=1)
 
 
-def embedded(policy: Path, data: Path) -> subprocess.Popen:
+def embedded(policy: Path, data: Path, **variables: str) -> subprocess.Popen:
     words = ["--engine", "embedded", "--model", policy, "--data", data, "--port", "0", "--gateway-port", "0", "--json"]
     return subprocess.Popen(
         command("serve", *words),
         stdout=subprocess.PIPE,
         stderr=(data.parent / "err").open("w"),
         text=True,
-        env=environment(),
+        env=environment(**variables),
     )
 
 
@@ -143,11 +146,12 @@ def test_the_embedded_engine_ends_with_us(policy, tmp_path, number, code):
     gone(str(mine))
 
 
-def test_an_engine_that_does_not_start_is_shown_with_its_own_words(tmp_path):
+def test_an_engine_and_sandboxes_that_do_not_start_are_told_with_what_to_do(tmp_path):
     (tmp_path / "policy").mkdir()
-    with embedded(tmp_path / "policy", tmp_path / "data") as serve:
+    with embedded(tmp_path / "policy", tmp_path / "data", PATH="/nothing/here") as serve:
         assert serve.wait(60) == 1
     said = (tmp_path / "err").read_text()
+    assert "no sandbox can start here: bwrap is not on PATH" in said
     assert "the embedded engine ended with exit code 1" in said
     assert "--model: " in said
 

@@ -115,6 +115,7 @@ def _await_cancelled(following: Run) -> None:
 
 def _watch(following: Run, saving: IO[bytes] | None, live: bool) -> None:
     screen = Live(console=err(), auto_refresh=False, transient=True) if live else nullcontext()
+    said: set[str] = set()
     with screen as shown:
 
         def seen(over: list[Row]) -> None:
@@ -123,7 +124,7 @@ def _watch(following: Run, saving: IO[bytes] | None, live: bool) -> None:
             if shown is not None:
                 shown.update(_table(following, _SHOWN), refresh=True)
             else:
-                _say_lines(following, over)
+                _say_lines(following, over, said)
 
         following.follow(seen)
 
@@ -139,11 +140,15 @@ def _save(following: Run, row: Row, saving: IO[bytes] | None) -> None:
     saving.flush()
 
 
-def _say_lines(following: Run, over: list[Row]) -> None:
-    total = len(following.rows)
+def _say_lines(following: Run, over: list[Row], said: set[str]) -> None:
+    """For where there is no screen: a line for each task that is over, and for each new thing that is waited for."""
+    for row in following.rows.values():
+        if row.waiting_for and row.waiting_for not in said:
+            said.add(row.waiting_for)
+            say(f"{row.task_id} waits for {row.waiting_for}", "yellow")
+    counted = f"{len(following.results)} of {len(following.rows)} tasks are over"
     for row in over:
-        done = len(following.results)
-        say(f"{row.task_id}: {row.status}, mean reward {number(row.mean_reward)} ({done} of {total} tasks are over)")
+        say(f"{row.task_id}: {row.status}, mean reward {number(row.mean_reward)} ({counted})")
 
 
 def _table(following: Run, most: int | None = None) -> Group:

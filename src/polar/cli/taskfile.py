@@ -40,8 +40,6 @@ class Entry(msgspec.Struct, frozen=True):
 class TaskFileError(ConfigError):
     """Carries every mistake of the file; its message lists them, a line each."""
 
-    default_name = "task_file"
-
     def __init__(self, path: Path, mistakes: list[Mistake]) -> None:
         self.mistakes = mistakes
         count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"

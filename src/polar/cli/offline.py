@@ -21,9 +21,10 @@ def served(data: Path) -> Iterator[str | None]:
     if not (data / "polar.db").is_file():
         yield None
         return
+    token = token_of(data)
     listening: Future[str] = Future()
     stopping: Future[None] = Future()
-    thread = threading.Thread(target=lambda: asyncio.run(_serve(data, listening, stopping)))
+    thread = threading.Thread(target=lambda: asyncio.run(_serve(data, token, listening, stopping)))
     thread.start()
     try:
         yield None if isinstance(listening.exception(), ConfigError) else listening.result()
@@ -32,9 +33,9 @@ def served(data: Path) -> Iterator[str | None]:
         thread.join()
 
 
-async def _serve(data: Path, listening: Future[str], stopping: Future[None]) -> None:
+async def _serve(data: Path, token: str, listening: Future[str], stopping: Future[None]) -> None:
     settings = RolloutSettings(port=0, save_dir=str(data))
-    serving = asyncio.ensure_future(server(settings, token_of(data), listening.set_result))
+    serving = asyncio.ensure_future(server(settings, token, listening.set_result))
     done, _ = await asyncio.wait({serving, asyncio.wrap_future(stopping)}, return_when=asyncio.FIRST_COMPLETED)
     if serving in done and (fault := serving.exception()) is not None:
         listening.set_exception(fault)

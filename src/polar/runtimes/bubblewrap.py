@@ -15,7 +15,7 @@ from polar.errors import SandboxFault, TaskFault
 from polar.protocols import Place
 from polar.requests import RuntimeSpec
 from polar.runtimes import folders
-from polar.runtimes.availability import MISSING, explain
+from polar.runtimes.availability import MISSING, bwrap, explain
 from polar.runtimes.served import Served
 
 SESSION_DIR, WORKDIR = "/session", "/workspace"
@@ -46,7 +46,7 @@ class Bubblewrap(Served):
             raise SandboxFault(explain(fault.message), name="sandbox_start") from fault
 
     def _make(self, folder: Path) -> list[str]:
-        program = shutil.which("bwrap")
+        program = bwrap()
         if program is None:
             raise SandboxFault(MISSING, name="sandbox_start")
         folders.make(folder, "workspace", "tmp", "etc")

@@ -215,7 +215,8 @@ class Groups:
     async def _cancel_all(self) -> None:
         """Returns when nothing is in flight. Stragglers are given up; what had replaced one is for the next call."""
         running = [each.task for each in (*self._in_flight.values(), *self._late.values())]
-        self._source.add_samples([each.source for each in self._in_flight.values()])
+        if self._in_flight:
+            self._source.add_samples([each.source for each in self._in_flight.values()])
         for each in self._late.values():
             self._abandon(each)
         for task in running:

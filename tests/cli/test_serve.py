@@ -123,14 +123,14 @@ def policy(tmp_path_factory) -> Path:
     return save_random_policy(tmp_path_factory.mktemp("policy"), seed=1)
 
 
-def embedded(policy: Path, data: Path, **variables: str) -> subprocess.Popen:
+def embedded(policy: Path, data: Path) -> subprocess.Popen:
     words = ["--engine", "embedded", "--model", policy, "--data", data, "--port", "0", "--gateway-port", "0", "--json"]
     return subprocess.Popen(
         command("serve", *words),
         stdout=subprocess.PIPE,
         stderr=(data.parent / "err").open("w"),
         text=True,
-        env=environment(**variables),
+        env=environment(),
     )
 
 
@@ -146,12 +146,11 @@ def test_the_embedded_engine_ends_with_us(policy, tmp_path, number, code):
     gone(str(mine))
 
 
-def test_an_engine_and_sandboxes_that_do_not_start_are_told_with_what_to_do(tmp_path):
+def test_an_engine_that_does_not_start_is_shown_with_its_own_words(tmp_path):
     (tmp_path / "policy").mkdir()
-    with embedded(tmp_path / "policy", tmp_path / "data", PATH="/nothing/here") as serve:
+    with embedded(tmp_path / "policy", tmp_path / "data") as serve:
         assert serve.wait(60) == 1
     said = (tmp_path / "err").read_text()
-    assert "no sandbox can start here: bwrap is not on PATH" in said
     assert "the embedded engine ended with exit code 1" in said
     assert "--model: " in said
 

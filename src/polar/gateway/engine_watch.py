@@ -48,7 +48,8 @@ class EngineWatch:
             self._judge(await self.engine.probe())
             pause = _HEALTHY_SECONDS if self.state.healthy and not self._failures else _WAITING_SECONDS
             try:
-                await asyncio.wait_for(self._doubt.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await self._doubt.wait()
             except TimeoutError:
                 continue
             await asyncio.sleep(_WAITING_SECONDS / 4)

@@ -109,8 +109,9 @@ class Gateway:
                 continue
             self._acked = [order for order in self._acked if order not in acked]
             self._hear(reply)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), self._heartbeat)
+            with suppress(TimeoutError):  # not wait_for: before Python 3.12 it can lose a cancellation
+                async with asyncio.timeout(self._heartbeat):
+                    await self._news.wait()
 
     async def _work_for_ever(self) -> None:
         while True:
@@ -148,7 +149,8 @@ class Gateway:
         while not self._has_room():
             self.stages.changed.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.stages.changed.wait(), _RETRY_SECONDS)
+                async with asyncio.timeout(_RETRY_SECONDS):
+                    await self.stages.changed.wait()
 
     def _work_request(self, room: Workers) -> WorkRequest:
         return WorkRequest(node_id=self.node.id, epoch=self.epoch, room=room)

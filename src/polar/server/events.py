@@ -40,7 +40,8 @@ class Onlookers:
             while line is not None:
                 yield line
                 try:
-                    line = await asyncio.wait_for(queue.get(), PING_SECONDS)
+                    async with asyncio.timeout(PING_SECONDS):
+                        line = await queue.get()
                 except TimeoutError:
                     line = _line("ping", {})
         finally:

@@ -42,12 +42,16 @@ class Unused(StrEnum):
 
 @dataclass(frozen=True)
 class ConversionRules:
-    """`reward_key`: rewards become a dict with it (None: a float). `max_tokens`: the cap on a trace; None = none."""
+    """`reward_keys`: a reward is a dict with them (none: a float). `max_tokens`: the cap on a trace; None = none."""
 
-    reward_key: str | None = None
+    reward_keys: tuple[str, ...] = ()
     timeout_policy: str = "mask"
     overlong: str = "drop"
     max_tokens: int | None = None
+
+    def reward(self, value: float) -> float | dict[str, float]:
+        """As Slime's Sample holds it."""
+        return dict.fromkeys(self.reward_keys, value) if self.reward_keys else value
 
 
 @dataclass
@@ -231,7 +235,7 @@ def _copy(source: Any, status: SlimeStatus, rules: ConversionRules, reward: floa
     sample = copy.copy(source)
     setattr(sample, grouping_field(Sample), source.index)
     sample.status = slime_status(status)
-    sample.reward = {rules.reward_key: reward} if rules.reward_key else reward
+    sample.reward = rules.reward(reward)
     sample.metadata = {key: value for key, value in (source.metadata or {}).items() if key not in _READ_BY_SLIME}
     return sample
 

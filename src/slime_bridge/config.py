@@ -36,10 +36,8 @@ class PolarSlimeConfig:
     task_template: dict[str, Any]
     task_id_template: str
     instruction_template: str | None
-    reward_key: str
     max_async_level: int
     prefetch: bool
-    single_survivor: str
     request_timeout: float
     callback_host: str
     min_complete_accept_fraction: float
@@ -68,15 +66,14 @@ def resolve_polar_slime_config(args: Any) -> PolarSlimeConfig:
     host = read.text("polar_callback_host", "127.0.0.1")
     if host in ("0.0.0.0", "::", "[::]"):
         raise ConfigError(f"polar_callback_host: {host} is no address the server can call; give this machine's own")
+    read.choice("polar_single_survivor", ("zero", "raw"))
     return PolarSlimeConfig(
         rollout_url=_server_url(read),
         task_template=template,
         task_id_template=read.text("polar_task_id_template", TASK_ID),
         instruction_template=read.optional_text("polar_instruction_template"),
-        reward_key=read.optional_text("polar_reward_key") or read.optional_text("reward_key") or "score",
         max_async_level=read.count("polar_max_async_level", 2),
         prefetch=read.flag("polar_prefetch", False),
-        single_survivor=read.choice("polar_single_survivor", ("zero", "raw")),
         request_timeout=read.seconds("polar_request_timeout", 60.0) or 60.0,
         callback_host=host,
         min_complete_accept_fraction=read.fraction("polar_min_complete_accept_fraction", 0.0),
@@ -193,11 +190,17 @@ def _rules(read: _Keys) -> ConversionRules:
     if cap is None and per_gpu is not None:
         cap = per_gpu * (read.optional_count("context_parallel_size") or 1)
     return ConversionRules(
-        reward_key=read.optional_text("reward_key"),
+        reward_keys=_reward_keys(read),
         timeout_policy=read.choice("polar_timeout_policy", ("mask", "truncate")),
         overlong=read.choice("polar_overlong", ("drop", "clip")),
         max_tokens=cap,
     )
+
+
+def _reward_keys(read: _Keys) -> tuple[str, ...]:
+    """None where Slime reads a plain number; else the key it reads, and the bridge's own beside it."""
+    slimes, own = read.optional_text("reward_key"), read.optional_text("polar_reward_key")
+    return () if slimes is None else tuple(dict.fromkeys(key for key in (slimes, own) if key is not None))
 
 
 class _Keys:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from polar.client import ClientError
 from polar.records import SessionResult, SessionStatus, TaskResult
 from slime_bridge.adapter import RolloutLogprobError, convert_session, reward_of
 from slime_bridge.config import PolarSlimeConfig, checked_request, sampling_of, task_payload
+from slime_bridge.groups import BridgeFault
 from slime_bridge.metrics import mean
 from slime_bridge.slime_types import RolloutFnEvalOutput, Sample, read_file
 from slime_bridge.tasks import Tasks
@@ -52,12 +54,9 @@ async def evaluate(
     data: dict[str, dict[str, Any]] = {}
     metrics: dict[str, float] = {}
     for dataset in datasets_of(args, config):
-        async with asyncio.TaskGroup() as running:
-            runs = [
-                running.create_task(_sessions(args, config, tasks, dataset, position, rollout_id, run_id))
-                for position in range(len(dataset.groups))
-            ]
-        votes = [vote for run in runs for vote in run.result()]
+        items = range(len(dataset.groups))
+        work = [_votes(args, config, tasks, dataset, item, rollout_id, run_id) for item in items]
+        votes = [vote for part in await _all(work) for vote in part]
         data[dataset.name] = {
             "rewards": [vote.reward for vote in votes],
             "truncated": [vote.sample.status.value == "truncated" for vote in votes],
@@ -66,6 +65,18 @@ async def evaluate(
         metrics |= _metrics(f"polar/eval/{dataset.name}", votes)
     metrics["polar/eval/resolved_rate"] = mean(reward >= 1.0 for part in data.values() for reward in part["rewards"])
     return RolloutFnEvalOutput(data=data, metrics=metrics)
+
+
+async def _all(work: Sequence[Coroutine[Any, Any, list[Vote]]]) -> list[list[Vote]]:
+    """What all of it gives. Raises BridgeFault with the server's words where it refuses one, and cancels the rest."""
+    try:
+        async with asyncio.TaskGroup() as running:
+            runs = [running.create_task(each) for each in work]
+    except* ClientError as refused:
+        fault = BridgeFault(f"the rollout server refused a task: {refused.exceptions[0]}")
+    else:
+        return [run.result() for run in runs]
+    raise fault
 
 
 def datasets_of(args: Any, config: PolarSlimeConfig) -> list[Dataset]:
@@ -99,7 +110,7 @@ def _dataset(args: Any, config: PolarSlimeConfig, name: str, path: str, own: Any
     return Dataset(name, groups, config.sampling | (sampling_of(own, _SETTINGS) if own is not None else {}))
 
 
-async def _sessions(
+async def _votes(
     args: Any, config: PolarSlimeConfig, tasks: Tasks, dataset: Dataset, position: int, rollout_id: int, run_id: str
 ) -> list[Vote]:
     group = dataset.groups[position]
@@ -133,7 +144,7 @@ def _vote(result: SessionResult | None, source: Any, config: PolarSlimeConfig) -
         shown = convert_session(None, source, config.rules)
     reward = reward_of(result)
     sample = shown.samples[-1]
-    sample.reward = {config.rules.reward_key: reward} if config.rules.reward_key else reward
+    sample.reward = config.rules.reward(reward)
     completed = result is not None and result.status is SessionStatus.COMPLETED
     return Vote(sample, reward, completed)
 

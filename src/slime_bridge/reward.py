@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-async def reward_func(args: Any, sample: Any, **kwargs: Any) -> Any:
+async def reward_func(args: Any, sample: Any, **_: Any) -> Any:
     """The reward of one sample, or the rewards of a list of samples, as Slime's reward_key wants them.
 
     Raises ValueError for a sample that no rollout has scored.

@@ -20,6 +20,8 @@ from slime_bridge.callback import listening
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 2.0
+POLLED_AT_ONCE = 64
+SUBMITTED_AT_ONCE = 32
 LONGEST_BACKOFF = 10.0
 CANCEL_POLL_SECONDS = 0.2
 
@@ -37,6 +39,7 @@ class Tasks:
         self.cancel_seconds = cancel_seconds
         self._client = client
         self._waiting: dict[str, asyncio.Future[TaskResult]] = {}
+        self._submitting = asyncio.Semaphore(SUBMITTED_AT_ONCE)
         self._accepted: dict[str, TaskRequest] = {}
 
     async def run(self, request: TaskRequest) -> TaskResult:
@@ -64,7 +67,7 @@ class Tasks:
         """The safety net behind callbacks."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            for task_id in list(self._waiting):
+            for task_id in list(self._waiting)[:POLLED_AT_ONCE]:
                 try:
                     await self._poll(task_id)
                 except ClientError as error:
@@ -85,6 +88,8 @@ class Tasks:
             log.warning("could not cancel the task %s: %s", task_id, error)
 
     async def _poll(self, task_id: str) -> None:
+        if task_id in self._waiting:
+            self._waiting[task_id] = self._waiting.pop(task_id)  # behind those that were not looked at
         try:
             status = await self._client.task(task_id, results=False)
         except ClientError as error:
@@ -104,7 +109,8 @@ class Tasks:
         wait = 0.5
         while True:
             try:
-                await self._client.submit(request)
+                async with self._submitting:
+                    await self._client.submit(request)
             except ClientError as error:
                 if not passing(error):
                     raise

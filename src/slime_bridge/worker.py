@@ -98,6 +98,8 @@ class Worker:
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
 
 
 class _Rooms:

@@ -65,12 +65,13 @@ class Gateway:
 
     def _end_cancelled(self) -> None:
         while not self._stopped.wait(0.05):
-            while self._cancels:
-                self._end(self._cancels.pop())
+            for cancel in list(self._cancels):
+                self._end(cancel)
 
     def _end(self, cancel: Cancel) -> None:
         for lease in self.leases:
             if (lease.session_id, lease.attempt) == (cancel.session_id, cancel.attempt):
+                self._cancels.remove(cancel)  # one that overtook its lease waits for it
                 ended = fault(lease, self._node, termination=Termination.CANCELLED, retryable=False, fault=None)
                 self._insist(partial(self._node.result, ended))
                 self._node.held = [each for each in self._node.held if each.session_id != lease.session_id]

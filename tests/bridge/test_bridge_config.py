@@ -23,8 +23,8 @@ def payload(args, source=None, **changed):
 
 def test_the_defaults():
     config = resolve_polar_slime_config(arguments())
-    assert (config.max_async_level, config.prefetch, config.single_survivor) == (2, False, "zero")
-    assert (config.callback_host, config.reward_key, config.eval_dataset_name) == ("127.0.0.1", "score", "polar_eval")
+    assert (config.max_async_level, config.prefetch) == (2, False)
+    assert (config.callback_host, config.rules.reward_keys, config.eval_dataset_name) == ("127.0.0.1", (), "polar_eval")
     assert (config.weight_update_pause_timeout, config.max_consecutive_drops) == (300.0, 64)
     assert (config.rules.overlong, config.rules.timeout_policy, config.rules.max_tokens) == ("drop", "mask", 4096)
     assert config.staleness_bound == 3
@@ -68,6 +68,13 @@ def test_the_cap_of_a_trace_is_what_fits_on_the_ranks_of_one_sample():
 def test_a_wrong_value_is_an_error_that_names_its_key(key: str, value: object):
     with pytest.raises(ConfigError, match=key):
         resolve_polar_slime_config(arguments(**{key: value}))
+
+
+def test_rewards_are_dicts_where_slime_reads_them_by_key():
+    assert resolve_polar_slime_config(arguments(reward_key="acc")).rules.reward_keys == ("acc",)
+    both = resolve_polar_slime_config(arguments(reward_key="acc", polar_reward_key="score"))
+    assert both.rules.reward(0.5) == {"acc": 0.5, "score": 0.5}
+    assert resolve_polar_slime_config(arguments(polar_reward_key="score")).rules.reward(0.5) == 0.5
 
 
 def test_a_topology_gives_the_server(tmp_path):

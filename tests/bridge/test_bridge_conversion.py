@@ -49,7 +49,7 @@ def test_versions_are_named_once_a_trainable_span():
 
 
 def test_a_reward_is_a_dict_only_where_slime_has_a_key_for_it():
-    rules = ConversionRules(reward_key="acc")
+    rules = ConversionRules(reward_keys=("acc",))
     (sample,) = session_result_to_samples(session(0, trace()), group(1)[0], rules)
     assert sample.reward == {"acc": 1.0}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -19,6 +20,7 @@ from polar.nodeapi import Lease
 from polar.records import Drop, TaskState
 from slime_bridge import rollout
 from slime_bridge.groups import BridgeFault
+from slime_bridge.reward import reward_func
 from slime_bridge.slime_types import trajectory_of
 
 Make = Callable[..., Trainer]
@@ -303,3 +305,21 @@ def test_a_task_that_the_server_forgot_is_submitted_again(
     step = make_trainer(polar_rollout_url=relay.url).rollout(0)
     assert step.metrics["polar/completed_groups"] == 2
     assert relay.calls.count(SUBMIT) == 3
+
+
+def test_an_evaluation_that_the_server_refuses_ends_with_its_words(gateway: Gateway, make_trainer: Make, tmp_path):
+    path = tmp_path / "eval.jsonl"
+    path.write_text('{"input": "e0"}\n{"input": "e1"}\n')
+    template = {"agent": {"harness": "shell", "custom_shell": {"command": "true"}}, "evaluator": {"strategy": "nope"}}
+    with pytest.raises(BridgeFault, match=r"evaluator.strategy: .*nope"):
+        make_trainer(polar_task_template=template, eval_prompt_data=[str(path)]).evaluate(0)
+
+
+def test_the_reward_hook_hands_out_what_the_evaluator_gave(gateway: Gateway, make_trainer: Make):
+    gateway.script = lambda lease, node: done(lease, node, reward=0.25)
+    trainer = make_trainer(reward_key="acc")
+    step = trainer.rollout(0)
+    assert asyncio.run(reward_func(trainer.args, step.samples[0])) == {"acc": 0.25}
+    assert asyncio.run(reward_func(trainer.args, step.samples)) == [{"acc": 0.25}] * 4
+    with pytest.raises(ValueError, match="polar_async"):
+        asyncio.run(reward_func(trainer.args, trainer.data_source.get_samples(1)[0][0]))

@@ -77,7 +77,7 @@ def test_the_bridges_nest_is_the_one_that_slime_checks():
 
 
 def test_a_reward_dict_goes_through_reward_key():
-    rules = ConversionRules(reward_key="acc")
+    rules = ConversionRules(reward_keys=("acc",))
     groups = [accepted(session(0, trace()), session(1, trace(reward=0.0)), rules=rules)]
     flat, data = train_data_of(manager_with(groups, reward_key="acc"))
     assert [sample.get_reward_value(manager_with(groups, reward_key="acc").args) for sample in flat] == [1.0, 0.0]

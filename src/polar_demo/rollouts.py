@@ -54,7 +54,7 @@ def mini_swe_agent_template(mini: Path) -> dict[str, Any]:
     """The real mini-swe-agent; the small policy knows next to none of its words, so nothing is learned from it."""
     return {
         "agent": {"harness": "mini_swe_agent", "settings": {"command": str(mini), "step_limit": 3}},
-        "runtime": {"kwargs": {"bind": [str(_PYTHON), sys.prefix]}},
+        "runtime": {"kwargs": {"bind": [str(_PYTHON), str(mini.parent.parent)]}},
         "evaluator": {"strategy": "command", "config": {"command": 'test -s "$ARTIFACTS_DIR/answer.txt"'}},
         "timeout_seconds": 120,
     }

@@ -6,23 +6,11 @@ import signal
 from pathlib import Path
 
 from chain import polar_serve, until
+from gateway_processes import processes_with
 from peers.engine import scripted_engine
 from peers.harness import scripted
 from peers.tokenizer import make_tokenizer
 from polar.sessionlog import parse, unpack
-
-
-def processes_with(mark: str) -> list[str]:
-    """Command lines of live processes that have `mark` in them."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if mark in line:
-            found.append(line)
-    return found
 
 
 def test_killed_in_the_middle_it_goes_on_as_the_next_attempt(tmp_path: Path) -> None:

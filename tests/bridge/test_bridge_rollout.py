@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -152,19 +155,20 @@ def test_closing_cancels_what_is_in_flight(server: Server, gateway: Gateway, mak
     eventually(lambda: not running(server))
 
 
-def test_a_restarted_run_cancels_what_the_earlier_one_left(
-    server: Server, gateway: Gateway, make_trainer: Make, tmp_path
-):
+def test_a_restart_cancels_what_a_killed_trainer_left(server: Server, gateway: Gateway, make_trainer: Make, tmp_path):
     gateway.script = lambda lease, node: None if int(task_of(lease)["instruction"][1:]) > 1 else done(lease, node)
-    first = make_trainer(polar_prefetch=True, save=str(tmp_path))
-    first.rollout(0)
-    left = eventually(lambda: len(running(server)) == 4 and running(server))
-    worker = rollout._workers.pop()
+    changed = {"polar_prefetch": True, "save": str(tmp_path)}
+    trainer = make_trainer(**changed)
+    settings = changed | {"polar_rollout_url": server.url, "prompt_data": trainer.args.prompt_data, "load": None}
+    command = [sys.executable, "-m", "tests.bridge.dying_trainer", json.dumps(settings)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as dying:
+        assert dying.stdout is not None
+        assert dying.stdout.readline() == b"done\n"
+        left = eventually(lambda: len(running(server)) == 4 and running(server))
+        dying.kill()
     gateway.script = done
-    second = make_trainer(save=str(tmp_path))
-    second.rollout(0)
-    assert not set(left) & set(running(server))
-    worker.close()
+    trainer.rollout(0)
+    eventually(lambda: not set(left) & set(running(server)))
 
 
 def test_a_server_that_is_killed_and_started_again_loses_nothing(make_trainer: Make, tmp_path):

@@ -52,7 +52,7 @@ class Machine:
 
     def step(self, body: dict[str, Any]) -> dict[str, Any]:
         """The script's next step. A gateway's probe, whenever it comes, takes only a step that says it is for one."""
-        probe = body.get("input_ids") == [1] or [turn.get("content") for turn in body.get("messages", [])] == ["hi"]
+        probe = body.get("input_ids") == [1] or (body.get("max_tokens") == 1 and len(body["messages"]) == 1)
         if self.script and bool(self.script[0].get("probe")) == probe:
             return self.script.pop(0)
         return {"text": "ok"} if self.tokenizer else {"ids": [7, 9]}

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,8 +52,19 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.fixture(autouse=True)
+def strangers() -> Iterator[set[int]]:
+    """Processes that other tests' fixtures have running."""
+    _STRANGERS.clear()
+    _STRANGERS.update(below(os.getpid()))
+    yield _STRANGERS
+
+
+_STRANGERS: set[int] = set()
+
+
 def below(pid: int) -> set[int]:
-    """Living descendants of a process."""
+    """Living descendants of a process, those of other tests left out."""
     parents = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -60,7 +72,7 @@ def below(pid: int) -> set[int]:
     found, frontier = set(), {pid}
     while frontier := {child for child, parent in parents.items() if parent in frontier} - found:
         found |= frontier
-    return {process for process in found if alive(process)}
+    return {process for process in found - _STRANGERS if alive(process)}
 
 
 @needs_bubblewrap

@@ -21,40 +21,39 @@ class SlimeStatus(StrEnum):
 class Ending(msgspec.Struct, frozen=True):
     """One row. `forced_finish` replaces the last trace's finish_reason; None keeps the model's.
 
-    `trained` and `in_baseline` are the defaults; two bridge settings change AGENT_TIMEOUT's.
+    What is trained stands in its group's baseline, and nothing else does. A bridge setting trains AGENT_TIMEOUT too.
     """
 
     status: SessionStatus
-    graded: bool
     slime: SlimeStatus
-    trained: bool
-    in_baseline: bool
+    trained: bool = False
+    builds: bool = False
+    """a trajectory is built, and graded where the task has an evaluator"""
     retried: bool = False
     forced_finish: str | None = None
-    builds: bool = True
 
 
 _C, _E, _T = SessionStatus.COMPLETED, SessionStatus.ERROR, SessionStatus.TIMEOUT
-_LOST = Ending(_E, False, SlimeStatus.FAILED, False, False, builds=False)
-_INFRA = Ending(_E, False, SlimeStatus.FAILED, False, False, retried=True, builds=False)
-_GOOD = Ending(_C, True, SlimeStatus.COMPLETED, True, True)
-_CUT = Ending(_C, True, SlimeStatus.TRUNCATED, True, True, forced_finish="length")
-_STOPPED = Ending(_E, False, SlimeStatus.ABORTED, False, False, builds=False)
+_LOST = Ending(_E, SlimeStatus.FAILED)
+_INFRASTRUCTURE = Ending(_E, SlimeStatus.FAILED, retried=True)
+_GOOD = Ending(_C, SlimeStatus.COMPLETED, trained=True, builds=True)
+_CUT = Ending(_C, SlimeStatus.TRUNCATED, trained=True, builds=True, forced_finish="length")
+_STOPPED = Ending(_E, SlimeStatus.ABORTED)
 
 TABLE: dict[Termination, Ending] = {
-    Termination.QUEUE: Ending(_T, False, SlimeStatus.FAILED, False, False, builds=False),
-    Termination.SANDBOX_START: _INFRA,
+    Termination.QUEUE: Ending(_T, SlimeStatus.FAILED),
+    Termination.SANDBOX_START: _INFRASTRUCTURE,
     Termination.PREPARE: _LOST,
     Termination.BUILD: _LOST,
     Termination.DONE: _GOOD,
     Termination.HARNESS_EXIT: _GOOD,
     Termination.LIMIT: _CUT,
     Termination.CONTEXT: _CUT,
-    Termination.AGENT_TIMEOUT: Ending(_T, True, SlimeStatus.ABORTED, False, False),
+    Termination.AGENT_TIMEOUT: Ending(_T, SlimeStatus.ABORTED, builds=True),
     Termination.NO_CALLS: _LOST,
     Termination.SANDBOX_LIMIT: _GOOD,
-    Termination.INFRASTRUCTURE: _INFRA,
-    Termination.EVALUATION: Ending(_E, False, SlimeStatus.FAILED, False, False),
+    Termination.INFRASTRUCTURE: _INFRASTRUCTURE,
+    Termination.EVALUATION: Ending(_E, SlimeStatus.FAILED, builds=True),
     Termination.CANCELLED: _STOPPED,
     Termination.EARLY_STOP: _STOPPED,
 }

@@ -20,7 +20,6 @@ from polar.records import (
     Trace,
 )
 
-LEASE_SECONDS = 30.0
 POLL_SECONDS = 5.0
 WORK_WAIT_SECONDS = 25.0
 

@@ -11,7 +11,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def _check_identifier(value: str) -> str:

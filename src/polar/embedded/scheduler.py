@@ -23,7 +23,6 @@ from polar.embedded.batch import Batch, Sequence
 from polar.embedded.checkpoint import Checkpoint, PolicyModel
 
 T = TypeVar("T")
-PAUSE_MODES = ("abort", "in_place", "retract")
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ def demo(
         trainer = Trainer(policy, Settings(), seed=seed)
         report = Report(folder, console)
         _train(Rollouts(args), trainer, report, served, steps or (20 if harness == "shell" else 2))
+    console.print(f"look closer: polar status --data {folder / 'data'}, then polar show and polar why", soft_wrap=True)
     report.finish(time.monotonic() - started)
     for wrong in report.broken():
         print(f"polar demo: not true: {wrong}", file=sys.stderr)
@@ -97,4 +98,4 @@ def _mini() -> Path:
 if __name__ == "__main__":
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command()(demo)
-    app()
+    app(prog_name="polar demo")

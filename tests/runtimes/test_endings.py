@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,11 +52,10 @@ def descriptors() -> int:
 
 
 @pytest.fixture(autouse=True)
-def strangers() -> Iterator[set[int]]:
+def strangers() -> None:
     """Processes that other tests' fixtures have running."""
     _STRANGERS.clear()
     _STRANGERS.update(below(os.getpid()))
-    yield _STRANGERS
 
 
 _STRANGERS: set[int] = set()

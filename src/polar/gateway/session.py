@@ -314,18 +314,23 @@ class Session:
 
     async def _clear(self) -> None:
         """Key, sandboxes and log; shielded, so that a second Ctrl-C leaves nothing behind."""
-        await asyncio.shield(asyncio.wait_for(self._clear_now(), _CLEAN_UP_SECONDS))
+        await asyncio.shield(self._clear_now())
 
     async def _clear_now(self) -> None:
-        await self._close_proxy()
-        for runtime in self._runtimes:
-            await runtime.stop()
-        if self._writer is None:
-            return
         try:
-            self._writer.seal()
+            async with budget(_CLEAN_UP_SECONDS, "clearing up"):
+                await self._close_proxy()
+                await asyncio.gather(*(runtime.stop() for runtime in self._runtimes))
+        except (PolarError, OSError) as error:  # the gateway's next start sweeps it; the other sessions go on
+            log.error("not cleared up", session=self.lease.session_id, why=str(error))
+        if self._writer is not None:
+            self._seal(self._writer)
+
+    def _seal(self, writer: LogWriter) -> None:
+        try:
+            writer.seal()
         except (ServerFault, OSError) as error:
-            self._writer.close()
+            writer.close()
             self._fault = from_os_error(error, "sealing the log") if isinstance(error, OSError) else error
 
     def _result(self) -> NodeResult:

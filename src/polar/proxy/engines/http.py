@@ -51,7 +51,7 @@ class EngineHTTP:
                     raise refused(response.status, (await response.read()).decode(errors="replace"))
                 yield response
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineFault(f"the engine {self.base_url} is lost: {error or type(error).__name__}") from error
+            raise EngineFault(f"the engine {self.base_url} does not answer: {error or type(error).__name__}") from error
 
     async def document(self, response: aiohttp.ClientResponse) -> dict[str, Any]:
         return parsed(await self._patiently(response.read()))

@@ -132,7 +132,7 @@ class Server:
         """Opens a regular file here, where every link leads to something inside, and hands the descriptor over."""
         path, writing = request["path"], request["write"]
         if writing:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         fd = open_regular(path, os.O_WRONLY | os.O_CREAT if writing else os.O_RDONLY, request["mode"])
         if writing:
             os.ftruncate(fd, 0)

@@ -90,8 +90,8 @@ def test_a_workdir_of_the_tasks_own_and_host_folders_read_only(tmp_path):
     (tools / "hello").chmod(0o755)
 
     async def story():
-        async with standing(tmp_path, workdir="/work/here", kwargs={"bind": [str(tools)]}, env={"A": "b"}) as box:
-            assert await lines(box, f"pwd; {tools}/hello; echo $A") == ["/work/here", "hello", "b"]
+        async with standing(tmp_path, workdir="/place/here", kwargs={"bind": [str(tools)]}, env={"A": "b"}) as box:
+            assert await lines(box, f"pwd; {tools}/hello; echo $A") == ["/place/here", "hello", "b"]
             assert (await sh(box, f"echo 1 > {tools}/x")).exit_code != 0
             assert (await sh(box, "echo 1 > x")).exit_code == 0
 

@@ -77,6 +77,8 @@ def _train(rollouts: Rollouts, trainer: Trainer, report: Report, served: Served,
         truth = trainer.truth(data)
         trainer.step(data)
         report.step(step + 1, metrics, truth, time.monotonic() - started)
+    save(trainer.policy, report.run_dir / "trained")
+    shutil.rmtree(weights)
 
 
 def _run_folder(asked: Path | None) -> Path:

@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("torch", reason="the small policy needs torch: install the extra 'demo'")
 import torch
 
-from demo.in_process import run
 from polar.embedded.batch import Batch, Sequence
 from polar.embedded.checkpoint import load_checkpoint
 from polar.embedded.sampling import Sampling
@@ -39,7 +38,7 @@ def test_prefill_and_decode_agree_with_forward_over_joining_and_leaving_rows(pol
         batch.drop({sequence for sequence in batch.sequences if sequence.finish})
     assert len(done) > 10
     if batch.sequences:
-        run(batch, [_sequence(rng)])
+        _run(batch, [_sequence(rng)])
     for sequence in done:
         ids = torch.tensor([sequence.prompt_ids + sequence.output_ids])
         with torch.no_grad():
@@ -65,6 +64,14 @@ def test_a_checkpoint_is_loaded_as_it_was_saved(policy: Policy, tmp_path: Path) 
 
 def test_it_has_about_half_a_million_parameters(policy: Policy) -> None:
     assert 400_000 < sum(weights.numel() for weights in policy.parameters()) < 600_000
+
+
+def _run(batch: Batch, sequences: list[Sequence]) -> None:
+    batch.add(sequences)
+    while batch.sequences:
+        batch.drop({sequence for sequence in batch.sequences if sequence.finish})
+        if batch.sequences:
+            batch.step()
 
 
 def _sequence(rng: random.Random) -> Sequence:

@@ -53,7 +53,7 @@ def test_no_calls_is_no_success(chain: Chain) -> None:
 
 def test_agent_timeout_is_built_and_graded(chain: Chain) -> None:
     steps = scripted(DONE, ("call", "hello"), ("sleep", 600))
-    result = only(chain.run("slow", timeout_seconds=2, **steps))
+    result = only(chain.run("slow", timeout_seconds=5, **steps))
     check(result, "TIMEOUT", "agent_timeout", reward=1.0, traces=1)
     assert result["trajectory"]["status"] == "TIMEOUT"
     assert result["trajectory"]["traces"][-1]["finish_reason"] == "stop"

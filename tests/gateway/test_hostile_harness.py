@@ -32,7 +32,7 @@ def test_a_hundred_megabytes_of_output_cost_neither_the_session_nor_memory(chain
 
 def test_an_agent_cannot_fake_its_reward_by_answering_late(chain: Chain) -> None:
     """The evaluator sees the sandbox as it was when the budget was spent."""
-    steps = scripted(("call", "hello"), ("sleep", 5), ("write", "$ARTIFACTS_DIR/done"))
-    (result,) = chain.run("late", timeout_seconds=2, **steps)
+    steps = scripted(("call", "hello"), ("sleep", 60), ("write", "$ARTIFACTS_DIR/done"))
+    (result,) = chain.run("late", timeout_seconds=5, **steps)
     assert result["metadata"]["termination"] == "agent_timeout"
     assert result["trajectory"]["traces"][0]["reward"] == 0.0

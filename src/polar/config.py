@@ -118,7 +118,7 @@ def control_token(data_folder: Path) -> str:
     if given:
         return given
     path = data_folder / "control_token"
-    data_folder.mkdir(parents=True, exist_ok=True)
+    data_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not path.exists():
         fd, partial = tempfile.mkstemp(dir=data_folder)  # 0600
         with os.fdopen(fd, "w") as file:

@@ -19,7 +19,24 @@ def _check_identifier(value: str) -> str:
     return value
 
 
+def _check_command(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("must not hold a NUL")
+    return value
+
+
+def _check_environment(value: dict[str, str]) -> dict[str, str]:
+    for name, text in value.items():
+        if not name or "=" in name or "\0" in name + text:
+            raise ValueError(
+                f"{name!r} cannot be an environment variable: a name without = or NUL, a value without NUL"
+            )
+    return value
+
+
 Identifier = Annotated[str, AfterValidator(_check_identifier)]
+CommandText = Annotated[str, AfterValidator(_check_command)]
+Environment = Annotated[dict[str, str], AfterValidator(_check_environment)]
 
 
 class Request(BaseModel):
@@ -34,9 +51,9 @@ class PrepareAction(Request):
     source: str | None = None
     content: str | None = None
     target: str | None = None
-    command: str | None = None
+    command: CommandText | None = None
     cwd: str | None = None
-    env: dict[str, str] = {}
+    env: Environment = {}
 
     @model_validator(mode="after")
     def _mutually_valid(self) -> PrepareAction:
@@ -55,7 +72,7 @@ class RuntimeSpec(Request):
     image: str = ""
     prepare: list[PrepareAction] = []
     eval_prepare: list[PrepareAction] | None = None
-    env: dict[str, str] = {}
+    env: Environment = {}
     network: str = "none"
     workdir: str | None = None
     cpus: Annotated[float, Field(gt=0)] | None = None
@@ -76,9 +93,9 @@ class RuntimeSpec(Request):
 class ExecInput(Request):
     """One command for /bin/sh. `stdin_path` is a file inside the sandbox."""
 
-    command: str
+    command: CommandText
     cwd: str | None = None
-    env: dict[str, str] = {}
+    env: Environment = {}
     stdin_path: str | None = None
 
 
@@ -95,7 +112,7 @@ class AgentSpec(Request):
     import_path: str | None = None
     model_name: str = "policy"
     settings: dict[str, Any] = {}
-    env: dict[str, str] = {}
+    env: Environment = {}
     mcp_servers: list[McpServer] = []
     skills_path: str | None = None
     custom_shell: ExecInput | None = None
@@ -104,8 +121,10 @@ class AgentSpec(Request):
     def _one_harness(self) -> AgentSpec:
         if (self.harness is None) == (self.import_path is None):
             raise ValueError("give exactly one of harness and import_path")
-        if (self.harness == "shell") != (self.custom_shell is not None):
-            raise ValueError("custom_shell goes with harness 'shell', and only with it")
+        if self.harness == "shell" and self.custom_shell is None:
+            raise ValueError("harness 'shell' needs custom_shell: {command: what to run}")
+        if self.harness != "shell" and self.custom_shell is not None:
+            raise ValueError("custom_shell goes with harness 'shell' only")
         return self
 
 
@@ -117,7 +136,7 @@ class StrategySpec(Request):
 class EvaluatorSpec(Request):
     strategy: str
     config: dict[str, Any] = {}
-    env: dict[str, str] = {}
+    env: Environment = {}
     refresh_runtime: bool = False
 
 
@@ -177,6 +196,13 @@ class TaskRequest(Request):
     include_auxiliary: bool = False
     callback_format: Literal["json", "msgpack"] = "json"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, raw: Any) -> Any:
+        if (path := _lone_surrogate(raw)) is not None:
+            raise ValueError(f"{path}: half of a surrogate pair is no text")
+        return raw
+
     @model_validator(mode="after")
     def _early_stop_within_group(self) -> TaskRequest:
         enough = self.early_stop_min_usable_sessions
@@ -185,6 +211,23 @@ class TaskRequest(Request):
         if not self.instruction.strip():
             raise ValueError("instruction is empty: say what the agent is to do")
         return self
+
+
+def _lone_surrogate(value: Any, path: str = "") -> str | None:
+    """Path of the first text that no encoding can hold."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return path or "the request"
+        return None
+    if isinstance(value, dict):
+        names = (_lone_surrogate(key, f"a name in {path or 'the request'}") for key in value)
+        inside = (_lone_surrogate(item, f"{path}.{key}".lstrip(".")) for key, item in value.items())
+        return next((found for found in (*names, *inside) if found), None)
+    if isinstance(value, list):
+        return next((found for at, item in enumerate(value) if (found := _lone_surrogate(item, f"{path}.{at}"))), None)
+    return None
 
 
 INIT_SECONDS, BUILD_SECONDS, EVALUATE_SECONDS = 600.0, 120.0, 600.0

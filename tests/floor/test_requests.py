@@ -38,6 +38,10 @@ TASK: dict[str, Any] = {"task_id": "t", "instruction": "do it", "agent": {"harne
         ("limits", {"turns": 0}),
         ("agent", {"harness": "shell"}),
         ("agent", {}),
+        ("agent", {"harness": "mini_swe_agent", "env": {"A": "x\0y"}}),
+        ("agent", {"harness": "mini_swe_agent", "env": {"A=B": "x"}}),
+        ("agent", {"harness": "shell", "custom_shell": {"command": "echo \0"}}),
+        ("runtime", {"env": {"": "x"}}),
         ("runtime", {"prepare": [{"type": "exec"}]}),
         ("runtime", {"prepare": [{"type": "upload_file", "target": "/x"}]}),
         ("callback_format", "xml"),
@@ -94,3 +98,17 @@ def test_the_control_token_is_made_once_and_private(tmp_path: Path, monkeypatch:
     assert len(token) > 30
     assert (tmp_path / "data" / "control_token").stat().st_mode & 0o777 == 0o600
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["control_token"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"task_id": "s\ud800"}, "task_id"),
+        ({"instruction": "half \udc00"}, "instruction"),
+        ({"metadata": {"deep": [1, {"er": "\ud800"}]}}, "metadata.deep.1.er"),
+        ({"metadata": {"\ud800": 1}}, "a name in metadata"),
+    ],
+)
+def test_half_a_surrogate_pair_is_named(fields: dict[str, Any], path: str) -> None:
+    with pytest.raises(ValidationError, match=f"{path}: half of a surrogate pair"):
+        TaskRequest.model_validate(TASK | fields)

@@ -49,6 +49,7 @@ def test_harness_exit(chain: Chain) -> None:
 def test_no_calls_is_no_success(chain: Chain) -> None:
     result = only(chain.run("silent", **scripted(DONE)))
     check(result, "ERROR", "no_calls", reward=None, traces=0)
+    assert "exit code 0" in result["error"]
 
 
 def test_agent_timeout_is_built_and_graded(chain: Chain) -> None:
@@ -71,6 +72,21 @@ def test_context_overflow_is_no_infrastructure_fault(chain: Chain) -> None:
     result = only(chain.run("context", **steps))
     check(result, "COMPLETED", "context", reward=1.0, traces=1)
     assert result["trajectory"]["traces"][-1]["finish_reason"] == "length"
+
+
+def test_a_harness_that_shortens_its_history_after_an_overflow_is_done(chain: Chain) -> None:
+    steps = scripted(("call", "x " * 5000), ("forget", 1), ("call", "shorter"), DONE)
+    result = only(chain.run("recovered", **steps))
+    check(result, "COMPLETED", "done", reward=1.0, traces=1)
+    assert result["trajectory"]["metadata"]["calls"]["refused"] == 1
+
+
+def test_a_working_directory_that_is_not_there_is_told(chain: Chain) -> None:
+    fields = scripted(("call", "hello"))
+    fields["agent"]["custom_shell"]["cwd"] = "/no/such/folder"
+    result = only(chain.run("nowhere", **fields))
+    check(result, "ERROR", "no_calls", reward=None, traces=0)
+    assert "/no/such/folder" in result["error"]
 
 
 def test_prepare_is_the_tasks_fault(chain: Chain) -> None:

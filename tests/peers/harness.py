@@ -35,6 +35,11 @@ def call(text: str) -> None:
     print(f"model: {message['content']}", flush=True)
 
 
+def forget(count: int) -> None:
+    """Drops the last messages, as a harness does that makes room."""
+    del MESSAGES[-count:]
+
+
 def leave(code: int) -> None:
     sys.exit(code)
 
@@ -83,6 +88,7 @@ VERBS = {
     "daemon": daemon,
     "eat": eat,
     "exit": leave,
+    "forget": forget,
     "shout": shout,
     "sleep": sleep,
     "sleep_unless_first": sleep_unless_first,

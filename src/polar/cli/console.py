@@ -36,9 +36,19 @@ def err() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+_PICTURES = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | dict.fromkeys(
+    range(127, 160), "�"
+)
+
+
+def harmless(text: str) -> str:
+    """What an agent wrote, for a terminal: its control characters are shown, not obeyed."""
+    return text.translate(_PICTURES)
+
+
 def say(message: str, style: str = "") -> None:
     """One line for a person, on stderr."""
-    err().print(Text(message, style=style))
+    err().print(Text(harmless(message), style=style))
 
 
 def print_json(document: Any) -> None:
@@ -49,7 +59,7 @@ def print_json(document: Any) -> None:
 
 def stop(message: str, code: ExitCode) -> typer.Exit:
     """Says what is wrong; to be raised: `raise stop("…", ExitCode.USAGE)`."""
-    err().print(Text("error: ", style="bold red") + Text(message))
+    err().print(Text("error: ", style="bold red") + Text(harmless(message)))
     return typer.Exit(int(code))
 
 

@@ -18,7 +18,8 @@ _NAME = "lock"
 def held(folder: Path) -> Iterator[None]:
     """Makes the folder. Raises ConfigError, naming the holder's pid, when another live process has it."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         fd = os.open(folder / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError(f"the folder {folder} cannot be used: {error.strerror}. Give --data another") from error

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from polar.cli.console import ExitCode, grid, out, print_json, say
+from polar.cli.console import ExitCode, grid, harmless, out, print_json, say
 from polar.cli.options import DEFAULT_SERVER, Json, Server, ServersData
 from polar.cli.remote import connected, reading
 from polar.cli.results import number, seconds
@@ -85,7 +85,7 @@ def _one(client: Client, task: str, json: bool) -> ExitCode:
                 out().print(said, style="yellow")
         out().print(_sessions(sessions))
         for error in dict.fromkeys(row.error for row in sessions if row.error):
-            out().print(Text(error, style="red"))
+            out().print(Text(harmless(error), style="red"))
     return ExitCode.FAILED if known.status in (TaskState.FAILED, TaskState.CANCELLED) else ExitCode.OK
 
 

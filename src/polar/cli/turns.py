@@ -9,7 +9,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from polar.cli.console import grid
+from polar.cli.console import grid, harmless
 from polar.cli.results import number, reward, seconds, termination
 from polar.cli.tokens import Decoder, sampled, visible
 from polar.records import SessionResult, SessionTiming
@@ -99,20 +99,20 @@ def spelled(turns: list[Turn], decode: Decoder) -> Iterator[Text]:
     for turn in turns:
         yield Text(f"── turn {turn.call}" + (f", trace {turn.trace}" if turn.trace is not None else ""), style="bold")
         if len(turn.new_ids):
-            yield Text("".join(decode(turn.new_ids.tolist())), style="dim")
+            yield Text(harmless("".join(decode(turn.new_ids.tolist()))), style="dim")
         yield sampled(turn.ids.tolist(), turn.logprobs.tolist(), turn.trace is not None, decode)
 
 
 def refusals(log: SessionLog) -> Iterator[Text]:
     for refused in log.refusals:
-        yield Text(f"refused ({refused.dialect}, {refused.reason}): {refused.detail}", style="yellow")
+        yield Text(harmless(f"refused ({refused.dialect}, {refused.reason}): {refused.detail}"), style="yellow")
 
 
 def harness_log(result: SessionResult, lines: int) -> Iterator[Text]:
     tail = str(result.metadata.get("harness_log") or "").rstrip().splitlines()[-lines:]
     if tail:
         yield Text("the harness's last lines", style="bold")
-        yield Text("\n".join(tail), style="dim")
+        yield Text(harmless("\n".join(tail)), style="dim")
 
 
 def document(log: SessionLog, result: SessionResult | None, turns: list[Turn], decode: Decoder) -> dict[str, Any]:

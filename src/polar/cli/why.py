@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from polar.cli.console import out, print_json
+from rich.text import Text
+
+from polar.cli.console import harmless, out, print_json
 from polar.cli.options import DEFAULT_SERVER, Json, Server, ServersData
 from polar.cli.reasons import Finding, Report, report
 from polar.cli.remote import reading
@@ -24,7 +26,7 @@ def why(task: TaskId, server: Server = DEFAULT_SERVER, data: ServersData = None,
         print_json(said)
         return
     for line in lines(said):
-        out().print(line)
+        out().print(Text(harmless(line)))
 
 
 def lines(said: Report) -> list[str]:

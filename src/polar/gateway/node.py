@@ -266,7 +266,11 @@ class Gateway:
 
 
 def _offered(node: NodeSettings) -> frozenset[str]:
-    """Every sandbox there is; `local`, whose agents can reach whatever this process can, only where it is asked for."""
+    """Every sandbox there is; `local`, whose agents can reach whatever this process can, only where it is asked for.
+    Raises ConfigError for a default that there is not."""
+    if node.default_runtime is not None and node.default_runtime not in RUNTIMES:
+        known = ", ".join(sorted(RUNTIMES))
+        raise ConfigError(f"default_runtime (--runtime) is {node.default_runtime!r}: known are {known}")
     return frozenset(name for name in RUNTIMES if name != "local" or node.default_runtime == "local")
 
 

@@ -346,7 +346,7 @@ class Session:
             termination=termination,
             retryable=ending.retried,
             fault=self._fault.name if self._fault else None,
-            error=self._fault.message if self._fault else None,
+            error=self._fault.message if self._fault else self._silence(termination),
             exit_code=self._exit.exit_code if self._run_status else None,
             traces=built.traces if built else None,
             run_status=self._run_status,
@@ -356,6 +356,15 @@ class Session:
             evaluator=self.task.evaluator.strategy if self.task.evaluator else None,
             timing=self._timing,
             harness_log=(self._exit.output + self._exit.errors)[-_LOG_TAIL:],
+        )
+
+    def _silence(self, termination: Termination) -> str | None:
+        """A harness that never called its model says itself why, if anybody does."""
+        if termination is not Termination.NO_CALLS:
+            return None
+        last = (self._exit.errors or self._exit.output).strip().splitlines()[-1:]
+        return (
+            f"no model call; the harness ended with exit code {self._exit.exit_code}: {' '.join(last) or 'no output'}"
         )
 
     def _named_termination(self) -> Termination:

@@ -255,7 +255,7 @@ class Call:
             matched=last.matched if isinstance(last.matched, str) else None,
             completion_tokens=last.usage.get("completion_tokens", count),
         )
-        session.completed(self.answer)
+        session.completed(self, self.answer)
         self._notify()
 
     def _message(self, last: Piece) -> Message:

@@ -136,11 +136,13 @@ def _read(dialect: Dialect, raw: bytes) -> Ask:
 def _document(raw: bytes) -> Any:
     try:
         return msgspec.json.decode(raw)
+    except RecursionError as deep:
+        raise Refusal("bad_request", "the body is nested too deeply") from deep
     except msgspec.DecodeError as first:
         # Harnesses cut text in the middle of a surrogate pair; what is left of it becomes a question mark.
         try:
             return msgspec.json.decode(json.dumps(json.loads(raw), ensure_ascii=False).encode(errors="replace"))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Refusal("bad_request", f"the body is not JSON: {first}") from first
 
 

@@ -155,8 +155,10 @@ class Session:
         limit = self.attempt.task.limits.tokens
         return limit is not None and self.record.sampled - own >= limit
 
-    def completed(self, answer: Answer) -> None:
+    def completed(self, call: Call, answer: Answer) -> None:
         self.record.completions += 1
+        if not call.auxiliary:
+            self.record.context = False  # the harness shortened its history and went on
         limit = self.attempt.task.limits.tokens
         if limit is not None and self.record.sampled >= limit and answer.finish_reason == "length":
             self.record.limit = self.record.limit or "tokens"

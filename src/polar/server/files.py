@@ -27,7 +27,8 @@ class Files:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         self._logs = self.folder / "logs"
-        self._logs.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._logs.mkdir(exist_ok=True)
 
     def full(self) -> bool:
         return shutil.disk_usage(self.folder).free < RESERVE_BYTES

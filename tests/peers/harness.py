@@ -40,6 +40,10 @@ def forget(count: int) -> None:
     del MESSAGES[-count:]
 
 
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
 def leave(code: int) -> None:
     sys.exit(code)
 
@@ -89,6 +93,7 @@ VERBS = {
     "eat": eat,
     "exit": leave,
     "forget": forget,
+    "say": say,
     "shout": shout,
     "sleep": sleep,
     "sleep_unless_first": sleep_unless_first,

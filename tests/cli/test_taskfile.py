@@ -73,7 +73,7 @@ def test_every_mistake_is_named_by_line_and_field(tmp_path):
         "line 2: num_samples: ",
         "line 3: not JSON",
         "line 4: timeout_seconds: ",
-        "line 4: agent: custom_shell goes with harness 'shell'",
+        "line 4: agent: harness 'shell' needs custom_shell",
         "line 5: timeout_seconds: Input should be a finite number",
         "instruction is empty",
         "line 7: a task is a mapping of fields, not list",

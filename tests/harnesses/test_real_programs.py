@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from chain import polar_serve
 from peers.engine import ScriptedEngine, scripted_engine
 from peers.tokenizer import make_tokenizer
 from polar.harnesses import load_harness
@@ -137,6 +138,26 @@ def test_claude_code_to_a_trajectory(tmp_path, claude, proxy, engine, tools):
     )
     check(result, answer, built)
     assert json.loads(result.output)["result"] == "It is there."
+
+
+def test_claude_code_through_the_whole_chain_to_a_grade(tmp_path, claude, engine):
+    engine.context(400_000)
+    program = claude / "node_modules" / ".bin" / "claude"
+    agent = {"harness": "claude_code", "settings": {"command": str(program), "tools": ["Bash", "Write"]}}
+    evaluator = {"strategy": "command", "config": {"command": "grep -qx apple /workspace/answer.txt"}}
+    with polar_serve(tmp_path / "data", engine.url) as chain:
+        engine.script(
+            calls("Write", file_path="/workspace/answer.txt", content="apple\n"),
+            calls("Bash", command="cat answer.txt"),
+            {"text": "It is there."},
+        )
+        runtime = {"kwargs": bound(claude, program)}
+        (result,) = chain.run("claude", instruction=INSTRUCTION, agent=agent, runtime=runtime, evaluator=evaluator)
+    assert (result["status"], result["metadata"]["termination"]) == ("COMPLETED", "done"), result
+    (trace,) = result["trajectory"]["traces"]
+    assert trace["reward"] == 1.0
+    assert sum(trace["loss_mask"]) == result["trajectory"]["metadata"]["tokens"]["sampled"] > 100
+    assert result["trajectory"]["metadata"]["calls"]["continued"] == 2
 
 
 @pytest.mark.parametrize("style", ["tools", "text"])

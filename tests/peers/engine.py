@@ -41,6 +41,7 @@ class Machine:
         self.requests: list[dict[str, Any]] = []
         self.aborted: list[str] = []
         self.incremental = incremental
+        self.context = CONTEXT
         self.released = asyncio.Event()
         self.stopped: dict[str, asyncio.Event] = {}
         self.tokenizer = Tokenizer.from_file(str(tokenizer / "tokenizer.json")) if tokenizer else None
@@ -266,11 +267,15 @@ def make_app(machine: Machine) -> web.Application:
         return web.json_response({"model_path": "scripted", "tokenizer_path": machine.folder, "weight_version": "1"})
 
     async def models(request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "scripted", "max_model_len": CONTEXT}]})
+        return web.json_response({"data": [{"id": "scripted", "max_model_len": machine.context}]})
 
     async def script(request: web.Request) -> web.Response:
         machine.script += await request.json()
         machine.released.clear()
+        return web.Response()
+
+    async def context(request: web.Request) -> web.Response:
+        machine.context = await request.json()
         return web.Response()
 
     async def release(request: web.Request) -> web.Response:
@@ -290,6 +295,7 @@ def make_app(machine: Machine) -> web.Application:
             web.get("/server_info", info),
             web.get("/v1/models", models),
             web.post("/control/script", script),
+            web.post("/control/context", context),
             web.post("/control/release", release),
             web.get("/control/seen", seen),
         ]
@@ -314,6 +320,10 @@ class ScriptedEngine:
 
     def script(self, *steps: dict[str, Any]) -> None:
         self._http.post("/control/script", content=json.dumps(steps)).raise_for_status()
+
+    def context(self, length: int) -> None:
+        """What it says its context length is."""
+        self._http.post("/control/context", content=json.dumps(length)).raise_for_status()
 
     def release(self) -> None:
         self._http.post("/control/release").raise_for_status()

@@ -1,4 +1,4 @@
-"""Bytes that no JSON library agrees on, at the server's door and the terminal's."""
+"""Input that nobody should have let in, at the doors of server, terminal and command line."""
 
 from __future__ import annotations
 
@@ -24,3 +24,11 @@ def test_what_a_harness_prints_is_shown_and_not_obeyed(chain: Chain) -> None:
     shown = subprocess.run(command, capture_output=True, check=True, text=True).stdout
     assert "owned" in shown
     assert not {"\x1b", "\x07", "\x9b"} & set(shown)
+
+
+def test_an_unknown_default_runtime_is_refused_at_start(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "polar", "serve", "--engine-url", "http://127.0.0.1:9", "--runtime", "nope"]
+    command += ["--port", "0", "--gateway-port", "0", "--data", str(tmp_path / "data")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "'nope': known are bubblewrap, local" in done.stderr

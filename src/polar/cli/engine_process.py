@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG = 1
 _STOP_SECONDS = 10.0
 _TAIL_BYTES = 2000
 HOW_TO_MAKE_A_MODEL = (
-    "make one with `python -m polar_demo.warm_start DIR` (20 seconds), or take the policy folder that `polar demo` "
+    "make one with `python -m polar_demo.warm_start DIR` (about a minute), or take the policy folder that `polar demo` "
     "leaves; or give an engine of your own with --engine-url"
 )
 

@@ -66,7 +66,7 @@ def blamed_on(fault: type[PolarError], whose: str) -> Iterator[None]:
         yield
     except (PolarError, OSError):
         raise
-    except Exception as error:
+    except Exception as error:  # whatever a plug-in raises has an owner
         raise fault(f"{whose} raised {type(error).__name__}: {error}") from error
 
 

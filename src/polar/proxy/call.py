@@ -95,7 +95,7 @@ class Call:
         except PolarError as fault:
             self._transcript.cut("error", fault)
             self._fail(self._session.blame(fault))
-        except Exception as error:
+        except Exception as error:  # a bug of ours ends this call by name; the other sessions of the proxy go on
             log.exception("a model call failed", session=self._session.attempt.session_id)
             bug = ServerFault(f"{type(error).__name__}: {error}")
             self._transcript.cut("error", bug)

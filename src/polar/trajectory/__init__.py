@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from polar.errors import TaskFault
 from polar.plugins import load
 from polar.protocols import Builder
 from polar.requests import StrategySpec
@@ -13,7 +14,10 @@ BUILDERS = {
 
 
 def load_builder(spec: StrategySpec) -> Builder:
-    """The builder that `spec.strategy` names, by table or as "module:Class". Raises TaskFault for an unknown one."""
+    """The builder that `spec.strategy` names, by table or as "module:Class". Raises TaskFault for an unknown one, and
+    for settings of one that has none."""
     import_path = spec.strategy if ":" in spec.strategy else None
+    if import_path is None and spec.strategy in BUILDERS and spec.config:
+        raise TaskFault(f"builder.config: {spec.strategy} has no settings: leave out {', '.join(spec.config)}")
     builder: Builder = load("builder", BUILDERS, spec.strategy, import_path)(spec)
     return builder

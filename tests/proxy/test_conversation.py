@@ -18,7 +18,7 @@ from polar.proxy.dialects import DIALECTS
 from polar.proxy.rendering.parsing import parse_text
 from running_proxy import user
 
-OPENAI, ANTHROPIC = DIALECTS["/v1/chat/completions"], DIALECTS["/v1/messages"]
+OPENAI, ANTHROPIC = DIALECTS["openai_chat"], DIALECTS["anthropic"]
 words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12)
 values = st.recursive(st.none() | st.booleans() | st.integers(-9, 9) | words, lambda inner: st.lists(inner, max_size=2))
 calls = st.lists(st.tuples(st.from_regex(r"[a-z]{1,5}", fullmatch=True), st.dictionaries(words, values, max_size=3)))
@@ -61,7 +61,7 @@ def reparsed(dialect: Any, answer: dict[str, Any]) -> dict[str, Any]:
     finished = Answer(opening=Opening(id="x", model="m", created=0), message=answer, finish_reason="stop")
     whole = dialect.whole(finished)
     said = whole["choices"][0]["message"] if "choices" in whole else {"role": "assistant", "content": whole["content"]}
-    return dialect.parse({"model": "m", "messages": [user("x"), json.loads(json.dumps(said))]}).messages[1]
+    return dialect.parse({"model": "m", "messages": [user("x"), json.loads(json.dumps(said))]}, "").messages[1]
 
 
 @settings(max_examples=50)
@@ -97,7 +97,7 @@ def test_cosmetic_changes_do_not_fork(rendering: Rendering, said: list[dict[str,
     house = House(rendering)
     messages: list[dict[str, Any]] = [{"role": "system", "content": "s"}, user("a")]
     for at, answer in enumerate(said):
-        replayed = OPENAI.parse({"model": "m", "messages": cosmetic(messages, data.draw)}).messages
+        replayed = OPENAI.parse({"model": "m", "messages": cosmetic(messages, data.draw)}, "").messages
         prompt = house.call(replayed, answer)
         assert (prompt.source, prompt.expected) == (("continued", at) if at else ("rendered", None))
         messages += [answer, user(f"next {at}")]
@@ -167,6 +167,6 @@ def test_a_billing_header_that_changes_is_not_the_conversation(system: str) -> N
         header = f"x-anthropic-billing-header: cc_version=2; cch={number}"
         blocks = [{"type": "text", "text": header}, {"type": "text", "text": "be brief"}]
         written = blocks if system == "blocks" else f"{header}\nbe brief"
-        return ANTHROPIC.parse({"model": "m", "system": written, "messages": [user("x")]}).messages
+        return ANTHROPIC.parse({"model": "m", "system": written, "messages": [user("x")]}, "").messages
 
     assert messages(1) == messages(2) == [{"role": "system", "content": "be brief"}, user("x")]

@@ -6,7 +6,7 @@ cannot bring into this form is refused by name; nothing of a conversation is dro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -16,6 +16,7 @@ from polar.config import describe
 from polar.protocols import Delta
 from polar.requests import Sampling
 
+SSE = "text/event-stream; charset=utf-8"
 Message = dict[str, Any]
 Kind = type | tuple[type, ...]
 RefusalKind = Literal[
@@ -78,27 +79,39 @@ class StreamEncoder(Protocol):
 
     def end(self, answer: Answer) -> bytes: ...
 
+    def error(self, refusal: Refusal) -> bytes:
+        """What ends a stream that cannot go on, also before its start."""
+        ...
+
 
 class Dialect(Protocol):
     """A provider's API as pure functions."""
 
     name: str
+    stream_type: str
+    """content type of a streamed answer"""
     keep_alive: bytes
+    """what a stream says while there is nothing to say"""
 
-    def parse(self, body: dict[str, Any]) -> Ask:
-        """Raises Refusal bad_request or unsupported, naming the field."""
+    def parse(self, body: dict[str, Any], path: str) -> Ask:
+        """A request for an answer, or for the count of its tokens. Raises Refusal bad_request or unsupported, naming
+        the field."""
         ...
 
     def whole(self, answer: Answer) -> dict[str, Any]: ...
 
     def encoder(self, opening: Opening) -> StreamEncoder: ...
 
-    def error(self, refusal: Refusal) -> tuple[int, dict[str, Any]]:
-        """HTTP status and body."""
+    def count(self, tokens: int) -> dict[str, Any]: ...
+
+    def models(self, names: Sequence[str], created: int) -> dict[str, Any]:
+        """The list of all models, none of which is on another page."""
         ...
 
-    def error_event(self, refusal: Refusal) -> bytes:
-        """What ends a stream that cannot go on."""
+    def model(self, name: str, created: int) -> dict[str, Any]: ...
+
+    def error(self, refusal: Refusal) -> tuple[int, dict[str, Any]]:
+        """HTTP status and body."""
         ...
 
 

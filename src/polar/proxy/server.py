@@ -18,12 +18,11 @@ from aiohttp import web
 from polar.errors import PolarError
 from polar.proxy.call import HEAVY_BYTES, Call
 from polar.proxy.canonical import Ask, Dialect, Refusal
-from polar.proxy.dialects import COUNTERS, DIALECTS, dialect_of
+from polar.proxy.dialects import Route, route_of
 from polar.proxy.session import Session
 
 BODY_BYTES = 256 << 20
 _PATIENCE = 60.0
-_STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 # Both official SDKs obey it: a session that has ended or met its limit is not asked again.
 _FINAL = {"x-should-retry": "false"}
 
@@ -47,28 +46,27 @@ class _Routes:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         key, path = _key_and_path(request)
-        dialect = dialect_of(path, request.headers)
+        route = route_of(request.method, path, request.headers)
         try:
             if path == "/" and request.method in ("GET", "HEAD"):
                 return web.Response(text="polar model proxy\n")
             session = self._find(key)
             if session is None:
                 raise Refusal("unauthorized", "unknown or ended session key")
-            return await self._route(request, session, path, dialect)
+            if route.action is None:
+                raise Refusal("not_found", f"no such route: {request.method} {path}")
+            if route.action in ("models", "model"):
+                return self._listed(route, path, session)
+            return await self._posted(request, route, path, session)
         except Refusal as refusal:
-            return _refused(dialect, refusal)
+            return _refused(route.dialect, refusal)
 
-    async def _route(self, request: web.Request, session: Session, path: str, dialect: Dialect) -> web.StreamResponse:
-        if path == "/v1/models" and request.method == "GET":
-            return _json(_models(self._model))
-        counts = path in COUNTERS
-        if request.method != "POST" or not (counts or path in DIALECTS):
-            raise Refusal("not_found", f"no such route: {request.method} {path}")
-        raw = await request.read()
+    async def _posted(self, request: web.Request, route: Route, path: str, session: Session) -> web.StreamResponse:
+        raw, dialect = await request.read(), route.dialect
         try:
-            ask = await _parse(dialect, raw)
-            if counts:
-                return _json({"input_tokens": await _count(session, ask, len(raw))})
+            ask = await _parse(dialect, raw, path)
+            if route.action == "count":
+                return _json(dialect.count(await _count(session, ask, len(raw))))
             repeat = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
             call = session.call(dialect.name, raw, ask, repeat=repeat)
         except Refusal as refusal:
@@ -78,6 +76,17 @@ class _Routes:
             if ask.stream:
                 return await _stream(request, dialect, call, self._keep_alive)
             return await _whole(request, dialect, call)
+
+    def _listed(self, route: Route, path: str, session: Session) -> web.Response:
+        """Models by the names that a harness may know them by."""
+        known = dict.fromkeys((self._model, session.attempt.task.agent.model_name))
+        names, created = [*known, *(f"{name}-aux" for name in known)], int(time.time())
+        if route.action == "models":
+            return _json(route.dialect.models(names, created))
+        name = path.partition("/models/")[2]
+        if name not in names:
+            raise Refusal("not_found", f"no such model: {name}")
+        return _json(route.dialect.model(name, created))
 
 
 async def _whole(request: web.Request, dialect: Dialect, call: Call) -> web.StreamResponse:
@@ -97,7 +106,7 @@ async def _stream(request: web.Request, dialect: Dialect, call: Call, keep_alive
     deltas = await call.news(0, keep_alive)
     if call.failure is not None and not deltas:
         raise call.failure
-    response = web.StreamResponse(headers=_STREAM_HEADERS)
+    response = web.StreamResponse(headers={"Content-Type": dialect.stream_type, "Cache-Control": "no-cache"})
     await response.prepare(request)
     encoder, started, seen = dialect.encoder(call.opening), False, 0
     while True:
@@ -111,7 +120,7 @@ async def _stream(request: web.Request, dialect: Dialect, call: Call, keep_alive
         deltas = await call.news(seen, keep_alive)
     if call.answer is None:
         assert call.failure is not None, "a call that is over has an answer or a failure"
-        await response.write(data + dialect.error_event(call.failure))
+        await response.write(data + encoder.error(call.failure))
         await response.write_eof()
         return response
     await response.write(data + encoder.end(call.answer))
@@ -120,17 +129,17 @@ async def _stream(request: web.Request, dialect: Dialect, call: Call, keep_alive
     return response
 
 
-async def _parse(dialect: Dialect, raw: bytes) -> Ask:
+async def _parse(dialect: Dialect, raw: bytes, path: str) -> Ask:
     if len(raw) > HEAVY_BYTES:
-        return await asyncio.to_thread(_read, dialect, raw)
-    return _read(dialect, raw)
+        return await asyncio.to_thread(_read, dialect, raw, path)
+    return _read(dialect, raw, path)
 
 
-def _read(dialect: Dialect, raw: bytes) -> Ask:
+def _read(dialect: Dialect, raw: bytes, path: str) -> Ask:
     body = _document(raw)
     if not isinstance(body, dict):
         raise Refusal("bad_request", "the body must be a JSON object")
-    return dialect.parse(body)
+    return dialect.parse(body, path)
 
 
 def _document(raw: bytes) -> Any:
@@ -165,13 +174,6 @@ def _refused(dialect: Dialect, refusal: Refusal) -> web.Response:
 
 def _json(document: dict[str, Any]) -> web.Response:
     return web.Response(body=msgspec.json.encode(document), content_type="application/json")
-
-
-def _models(model: str) -> dict[str, Any]:
-    created = int(time.time())
-    names = (model, f"{model}-aux")
-    data = [{"id": name, "object": "model", "type": "model", "created": created, "owned_by": "polar"} for name in names]
-    return {"object": "list", "data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
 
 
 def _key_and_path(request: web.Request) -> tuple[str | None, str]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from polar.protocols import Delta
 from polar.proxy.canonical import (
+    SSE,
     Answer,
     Ask,
     Kind,
@@ -49,9 +52,10 @@ _BILLING = "x-anthropic-billing-header:"
 
 class Anthropic:
     name = "anthropic"
+    stream_type = SSE
     keep_alive = b'event: ping\ndata: {"type": "ping"}\n\n'
 
-    def parse(self, body: dict[str, Any]) -> Ask:
+    def parse(self, body: dict[str, Any], path: str) -> Ask:
         messages = _system(body.get("system"))
         for at, message in enumerate(objects(body, "messages")):
             messages += _messages(message, f"messages.{at}")
@@ -79,12 +83,20 @@ class Anthropic:
     def encoder(self, opening: Opening) -> _Encoder:
         return _Encoder(opening)
 
+    def count(self, tokens: int) -> dict[str, Any]:
+        return {"input_tokens": tokens}
+
+    def models(self, names: Sequence[str], created: int) -> dict[str, Any]:
+        data = [self.model(name, created) for name in names]
+        return {"data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
+
+    def model(self, name: str, created: int) -> dict[str, Any]:
+        since = datetime.fromtimestamp(created, UTC).isoformat()
+        return {"type": "model", "id": name, "display_name": name, "created_at": since}
+
     def error(self, refusal: Refusal) -> tuple[int, dict[str, Any]]:
         status, kind = _STATUS[refusal.kind]
         return status, {"type": "error", "error": {"type": kind, "message": refusal.message}}
-
-    def error_event(self, refusal: Refusal) -> bytes:
-        return _event("error", self.error(refusal)[1])
 
 
 class _Encoder:
@@ -116,6 +128,9 @@ class _Encoder:
         usage = _usage(answer.opening, answer.completion_tokens)
         last = {"delta": _stop(answer), "usage": usage}
         return self._finish() + _event("message_delta", last) + _event("message_stop", {})
+
+    def error(self, refusal: Refusal) -> bytes:
+        return _event("error", Anthropic().error(refusal)[1])
 
     def _delta_after(self, block: dict[str, Any], delta: dict[str, Any]) -> bytes:
         return self._begin(block) + self._delta(delta)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from polar.protocols import Delta
 from polar.proxy.canonical import (
+    SSE,
     Answer,
     Ask,
     Kind,
@@ -49,11 +51,30 @@ _STATUS = {
 }
 
 
-class OpenAIChat:
-    name = "openai_chat"
+class OpenAI:
+    """What both of OpenAI's APIs say alike."""
+
+    stream_type = SSE
     keep_alive = b": keep-alive\n\n"
 
-    def parse(self, body: dict[str, Any]) -> Ask:
+    def count(self, tokens: int) -> dict[str, Any]:
+        return {"object": "response.input_tokens", "input_tokens": tokens}
+
+    def models(self, names: Sequence[str], created: int) -> dict[str, Any]:
+        return {"object": "list", "data": [self.model(name, created) for name in names]}
+
+    def model(self, name: str, created: int) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": created, "owned_by": "polar"}
+
+    def error(self, refusal: Refusal) -> tuple[int, dict[str, Any]]:
+        status, kind, code = _STATUS[refusal.kind]
+        return status, {"error": {"message": refusal.message, "type": kind, "param": None, "code": code}}
+
+
+class OpenAIChat(OpenAI):
+    name = "openai_chat"
+
+    def parse(self, body: dict[str, Any], path: str) -> Ask:
         if field(body, "n", int, 1) != 1:
             raise Refusal("unsupported", "n: one answer a request; send more requests instead")
         form = field(body, "response_format", dict, {}).get("type", "text")
@@ -86,13 +107,6 @@ class OpenAIChat:
     def encoder(self, opening: Opening) -> _Encoder:
         return _Encoder(opening)
 
-    def error(self, refusal: Refusal) -> tuple[int, dict[str, Any]]:
-        status, kind, code = _STATUS[refusal.kind]
-        return status, {"error": {"message": refusal.message, "type": kind, "param": None, "code": code}}
-
-    def error_event(self, refusal: Refusal) -> bytes:
-        return _event(self.error(refusal)[1])
-
 
 class _Encoder:
     def __init__(self, opening: Opening) -> None:
@@ -116,6 +130,9 @@ class _Encoder:
         if self._opening.usage_in_stream:
             last += _event(self._frame | {"choices": [], "usage": _usage(answer)})
         return last + b"data: [DONE]\n\n"
+
+    def error(self, refusal: Refusal) -> bytes:
+        return _event(OpenAIChat().error(refusal)[1])
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}

@@ -32,6 +32,14 @@ class Workers(msgspec.Struct, kw_only=True):
     postrun: int
 
 
+class Resources(msgspec.Struct, kw_only=True, frozen=True):
+    """What a node has for its sandboxes."""
+
+    cpus: float = 0.0
+    memory_mb: int = 0
+    gpus: int = 0
+
+
 class EngineState(msgspec.Struct, kw_only=True):
     kind: str
     healthy: bool
@@ -55,11 +63,10 @@ class PollRequest(msgspec.Struct, kw_only=True):
     room: Workers
     metrics: GatewayMetrics
     engine: EngineState
-    resources: dict[str, float] = {}
+    resources: Resources = Resources()
     labels: dict[str, str] = {}
     runtimes: list[str] = []
     harnesses: list[str] = []
-    images: list[str] = []
     held: list[Held] = []
     acked: list[str] = []
     heartbeat_interval_seconds: float = POLL_SECONDS
@@ -127,8 +134,8 @@ class NodeResult(msgspec.Struct, kw_only=True):
     exit_code: int | None = None
     traces: list[Trace] | None = None
     """None where nothing was built"""
-    run_status: SessionStatus | None = None
-    """what RUN ended with, kept as the trajectory's status also where the evaluation failed"""
+    run_termination: Termination | None = None
+    """what RUN ended with, kept also where a later stage gives the session its name"""
     tokens: TokenLedger | None = None
     calls: CallCounts | None = None
     evaluation: EvaluationResult | None = None

@@ -119,7 +119,7 @@ def done(lease: Lease, node: Node, reward: float | None = 1.0, **changes: Any) -
         status=SessionStatus.COMPLETED,
         termination=Termination.DONE,
         traces=[trace],
-        run_status=SessionStatus.COMPLETED,
+        run_termination=Termination.DONE,
         tokens=TokenLedger(sampled=3, trainable=3),
         calls=CallCounts(completions=1),
         evaluation=EvaluationResult(outcome_reward=reward),

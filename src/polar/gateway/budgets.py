@@ -1,4 +1,4 @@
-"""Clocks and blame for a stage: a budget that ends it, a timing that notes it, and whose fault an exception is."""
+"""Clocks for a stage: a budget that ends it, a timing that notes it."""
 
 from __future__ import annotations
 
@@ -57,17 +57,6 @@ def timed(timing: SessionTiming, field: str) -> Iterator[None]:
         yield
     finally:
         setattr(timing, field, milliseconds(time.monotonic() - started))
-
-
-@contextmanager
-def blamed_on(fault: type[PolarError], whose: str) -> Iterator[None]:
-    """A plug-in's own exception becomes the fault of whoever wrote it; our faults and the system's pass."""
-    try:
-        yield
-    except (PolarError, OSError):
-        raise
-    except Exception as error:  # whatever a plug-in raises has an owner
-        raise fault(f"{whose} raised {type(error).__name__}: {error}") from error
 
 
 def milliseconds(seconds: float) -> float:

@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from polar.errors import EvaluationFault, SandboxFault, TaskFault
-from polar.gateway.budgets import StageTimeout, blamed_on, budget
+from polar.gateway.budgets import StageTimeout, budget
+from polar.plugins import blamed_on
 from polar.protocols import EvaluationContext, Evaluator
-from polar.records import EvaluationResult, Trace
+from polar.records import EvaluationResult
 
 log = structlog.get_logger("polar.gateway")
 MakeContext = Callable[[], Awaitable[EvaluationContext]]
@@ -36,12 +37,6 @@ async def _grade_once(evaluator: Evaluator, seconds: float, make_context: MakeCo
         raise EvaluationFault(fault.message) from fault
     _check(result, len(context.trajectory.traces))
     return result
-
-
-def spread(result: EvaluationResult, traces: list[Trace]) -> None:
-    """The outcome's reward goes to every trace; where there is a reward a trace, that wins."""
-    for index, trace in enumerate(traces):
-        trace.reward = result.trace_rewards[index] if result.trace_rewards else result.outcome_reward
 
 
 def _check(result: EvaluationResult, traces: int) -> None:

@@ -23,20 +23,22 @@ from polar.errors import (
     from_os_error,
 )
 from polar.evaluators import load_evaluator
-from polar.gateway.budgets import StageTimeout, blamed_on, budget, finished_within, milliseconds, timed
+from polar.gateway.budgets import StageTimeout, budget, finished_within, milliseconds, timed
 from polar.gateway.environment import agent_environment
-from polar.gateway.grading import grade, spread
+from polar.gateway.grading import grade
 from polar.gateway.outbox import Outbox
 from polar.gateway.stages import Stages
 from polar.harnesses import load_harness
 from polar.nodeapi import Lease, NodeResult
+from polar.plugins import blamed_on
 from polar.protocols import Builder, EvaluationContext, Evaluator, ExecResult, Harness, Place, Runtime
 from polar.proxy import Attempt, ModelProxy, RunRecord
 from polar.records import BuildResult, EvaluationResult, SessionStatus, SessionTiming, Termination, Trajectory
+from polar.replay import spread
 from polar.requests import RuntimeSpec, TaskRequest, budgets_of
 from polar.runtimes import Launcher, load_runtime, prepare
 from polar.sessionlog import LogWriter, read
-from polar.trajectory import load_builder
+from polar.trajectory import build, load_builder
 
 log = structlog.get_logger("polar.gateway")
 
@@ -82,7 +84,7 @@ class Session:
         self._timing = SessionTiming()
         self._record = RunRecord()
         self._exit = ExecResult(exit_code=0)
-        self._run_status: SessionStatus | None = None
+        self._run_termination: Termination | None = None
         self._termination = Termination.INFRASTRUCTURE
         """what it would be called if it ended now"""
         self._fault: PolarError | None = None
@@ -215,8 +217,7 @@ class Session:
             sandbox_limit=self._exit.limit_hit,
             exit_code=self._exit.exit_code,
         )
-        self._termination = decide(facts)
-        self._run_status = TABLE[self._termination].status
+        self._termination = self._run_termination = decide(facts)
         if facts.fault is not None:
             self._fault = PolarError(self._record.fault_message or facts.fault, name=facts.fault)
 
@@ -265,22 +266,19 @@ class Session:
         decided, self._termination = self._termination, Termination.BUILD
         try:
             async with budget(self._budgets.build, "build"):
-                with blamed_on(BuildFault, "the builder"):
-                    built = await asyncio.to_thread(self._build_now)
+                built = await asyncio.to_thread(self._build_now, decided)
         except StageTimeout as late:
             raise BuildFault(late.message) from late
         self._termination = decided
-        finish = TABLE[decided].forced_finish
-        if finish and built.traces:
-            built.traces[-1].finish_reason = finish
         return built
 
-    def _build_now(self) -> BuildResult:
-        return self._builder.build(read(self.log_path), include_auxiliary=self.task.include_auxiliary)
+    def _build_now(self, ended: Termination) -> BuildResult:
+        log = read(self.log_path)
+        return build(self._builder, log, TABLE[ended], include_auxiliary=self.task.include_auxiliary)
 
     async def _evaluate(self, runtime: Runtime, evaluator: Evaluator, built: BuildResult) -> None:
         assert self.task.evaluator is not None
-        status = self._run_status or SessionStatus.COMPLETED
+        status = TABLE[self._termination].status
         fresh = self.task.evaluator.refresh_runtime
 
         async def context() -> EvaluationContext:
@@ -347,9 +345,9 @@ class Session:
             retryable=ending.retried,
             fault=self._fault.name if self._fault else None,
             error=self._fault.message if self._fault else self._silence(termination),
-            exit_code=self._exit.exit_code if self._run_status else None,
+            exit_code=self._exit.exit_code if self._run_termination else None,
             traces=built.traces if built else None,
-            run_status=self._run_status,
+            run_termination=self._run_termination,
             tokens=built.tokens if built else None,
             calls=built.calls if built else None,
             evaluation=self._evaluation,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from polar.errors import TaskFault
-from polar.plugins import load
+from polar.endings import Ending
+from polar.errors import BuildFault, TaskFault
+from polar.plugins import blamed_on, load
 from polar.protocols import Builder
+from polar.records import BuildResult
 from polar.requests import StrategySpec
+from polar.sessionlog import SessionLog
 
 BUILDERS = {
     "prefix_merging": "polar.trajectory.prefix_merging:PrefixMerging",
@@ -21,3 +24,13 @@ def load_builder(spec: StrategySpec) -> Builder:
         raise TaskFault(f"builder.config: {spec.strategy} has no settings: leave out {', '.join(spec.config)}")
     builder: Builder = load("builder", BUILDERS, spec.strategy, import_path)(spec)
     return builder
+
+
+def build(builder: Builder, log: SessionLog, ending: Ending, *, include_auxiliary: bool) -> BuildResult:
+    """What is handed out of an attempt whose run had this ending: the same bytes whenever and wherever it is built.
+    Raises BuildFault, also for whatever else the builder raises."""
+    with blamed_on(BuildFault, "the builder"):
+        built = builder.build(log, include_auxiliary=include_auxiliary)
+    if ending.forced_finish and built.traces:
+        built.traces[-1].finish_reason = ending.forced_finish
+    return built

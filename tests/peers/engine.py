@@ -1,6 +1,7 @@
 """The scripted engine: SGLang's /generate or chat completions, each answer and each fault written down beforehand.
 
-A script is a list of steps, one a generation; when it is used up, the engine says "ok". A step is a dict:
+A script is a list of steps, one a generation; when it is used up, the engine says "ok", or with `numbered` "answer 1",
+"answer 2", …, so that no two answers are alike. A step is a dict:
   ids or text      what is sampled (text is encoded, and the end of turn appended unless finish is length or abort)
   finish           stop (default), length or abort;  matched: what stopped it
   logprobs         one a token; else -0.5 each. A shorter list is a misaligned answer; null, NaN and infinities are sent
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import socket
 import threading
@@ -36,7 +38,8 @@ CONTEXT = 4096
 
 
 class Machine:
-    def __init__(self, tokenizer: Path | None, incremental: bool) -> None:
+    def __init__(self, tokenizer: Path | None, incremental: bool, numbered: bool = False) -> None:
+        self.numbers = itertools.count(1) if numbered else None
         self.script: list[dict[str, Any]] = []
         self.requests: list[dict[str, Any]] = []
         self.aborted: list[str] = []
@@ -56,6 +59,8 @@ class Machine:
         probe = body.get("input_ids") == [1] or (body.get("max_tokens") == 1 and len(body["messages"]) == 1)
         if self.script and bool(self.script[0].get("probe")) == probe:
             return self.script.pop(0)
+        if self.numbers is not None and not probe:
+            return {"text": f"answer {next(self.numbers)}"}
         return {"text": "ok"} if self.tokenizer else {"ids": [7, 9]}
 
     def ids(self, step: dict[str, Any]) -> list[int]:
@@ -303,8 +308,8 @@ def make_app(machine: Machine) -> web.Application:
     return app
 
 
-async def serve(sock: socket.socket, tokenizer: Path | None, incremental: bool, stop: asyncio.Event) -> None:
-    runner = web.AppRunner(make_app(Machine(tokenizer, incremental)), handler_cancellation=True, shutdown_timeout=0.1)
+async def serve(sock: socket.socket, machine: Machine, stop: asyncio.Event) -> None:
+    runner = web.AppRunner(make_app(machine), handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     await web.SockSite(runner, sock).start()
     await stop.wait()
@@ -340,12 +345,13 @@ class ScriptedEngine:
 
 @contextlib.contextmanager
 def scripted_engine(
-    tokenizer: Path | None = None, *, incremental: bool = False, port: int = 0
+    tokenizer: Path | None = None, *, incremental: bool = False, numbered: bool = False, port: int = 0
 ) -> Iterator[ScriptedEngine]:
     sock = socket.create_server(("127.0.0.1", port))
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(sock, tokenizer, incremental, stop),))
+    machine = Machine(tokenizer, incremental, numbered)
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(sock, machine, stop),))
     thread.start()
     try:
         yield ScriptedEngine(f"http://127.0.0.1:{sock.getsockname()[1]}")
@@ -365,7 +371,7 @@ def main() -> None:
     print(f"http://127.0.0.1:{sock.getsockname()[1]}", flush=True)
 
     async def run() -> None:
-        await serve(sock, options.tokenizer, options.incremental, asyncio.Event())
+        await serve(sock, Machine(options.tokenizer, options.incremental), asyncio.Event())
 
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(run())

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 MESSAGES: list[dict[str, Any]] = []
+HEARD: list[str] = []
+"""named pipes that are told each answer before anything else happens"""
 
 
 def call(text: str) -> None:
@@ -32,6 +34,9 @@ def call(text: str) -> None:
         print(f"HTTP {error.code}: {error.read().decode()}", flush=True)
         return
     MESSAGES.append(message)
+    for pipe in HEARD:
+        with open(pipe, "w") as told:
+            told.write(f"{message['content']}\n")
     print(f"model: {message['content']}", flush=True)
 
 
@@ -42,6 +47,11 @@ def forget(count: int) -> None:
 
 def say(text: str) -> None:
     print(text, flush=True)
+
+
+def hear(pipe: str) -> None:
+    """From now on each answer is written into this named pipe as soon as it is there."""
+    HEARD.append(pipe)
 
 
 def leave(code: int) -> None:
@@ -93,6 +103,7 @@ VERBS = {
     "eat": eat,
     "exit": leave,
     "forget": forget,
+    "hear": hear,
     "say": say,
     "shout": shout,
     "sleep": sleep,
@@ -107,7 +118,8 @@ def scripted(*steps: tuple[str, Any], **runtime: Any) -> dict[str, Any]:
     command = shlex.join([str(Path(sys.executable).resolve()), "-I", "/session/harness.py", json.dumps(steps)])
     upload = {"type": "upload_file", "content": Path(__file__).read_text(), "target": "/session/harness.py"}
     prepare = [upload, *runtime.pop("prepare", [])]
-    kwargs = {"bind": [sys.base_prefix]} if sys.base_prefix != "/usr" else {}
+    bind = [*runtime.pop("bind", []), *([sys.base_prefix] if sys.base_prefix != "/usr" else [])]
+    kwargs = {"bind": bind} if bind else {}
     return {
         "agent": {"harness": "shell", "custom_shell": {"command": f"exec {command}"}},
         "runtime": {"prepare": prepare, "kwargs": kwargs} | runtime,

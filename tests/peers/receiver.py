@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,13 +12,15 @@ from polar.config import DELIVERY_HEADER
 
 
 class Receiver:
-    """`script` has the statuses of the next answers ("hang": none at all); after them every answer is 200."""
+    """`script` has the statuses of the next answers ("hang": none at all); after them every answer is 200.
+    `pause`: seconds before each answer."""
 
     def __init__(self, *script: int | str, port: int = 0) -> None:
         self.script = list(script)
         self.bodies: list[bytes] = []
         self.deliveries: list[str] = []
         self.types: list[str] = []
+        self.pause = 0.0
         self._released = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
         self.port = self._server.server_address[1]
@@ -41,6 +44,7 @@ class Receiver:
                 if answer == "hang":
                     receiver._released.wait(60)
                     return
+                time.sleep(receiver.pause)
                 self.send_response(int(answer))
                 self.send_header("Content-Length", "0")
                 self.end_headers()

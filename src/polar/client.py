@@ -19,7 +19,7 @@ import httpx
 import msgspec
 
 from polar.codec import from_msgpack
-from polar.records import GatewayNodeInfo, SessionSummary, TaskState, TaskStatus, TaskSummary
+from polar.records import GatewayNodeInfo, SessionResult, SessionSummary, TaskState, TaskStatus, TaskSummary
 from polar.requests import TaskRequest
 
 T = TypeVar("T")
@@ -98,6 +98,16 @@ def tasks(
 
 def sessions(task_id: str) -> Call[Sessions]:
     return Call("GET", f"/tasks/{_quoted(task_id)}/sessions", Sessions)
+
+
+def session(task_id: str, session_id: str) -> Call[SessionResult]:
+    """409 for one that is not over."""
+    return Call("GET", f"/tasks/{_quoted(task_id)}/sessions/{_quoted(session_id)}", SessionResult)
+
+
+def request(task_id: str) -> Call[dict[str, Any]]:
+    """The TaskRequest that the task was submitted with."""
+    return Call("GET", f"/tasks/{_quoted(task_id)}/request", dict[str, Any])
 
 
 def log(task_id: str, session_id: str, *, attempt: int | None = None) -> Call[bytes]:
@@ -210,6 +220,7 @@ class Client:
 
     health, submit, task, cancel = _now(health), _now(submit), _now(task), _now(cancel)
     tasks, sessions, log, nodes = _now(tasks), _now(sessions), _now(log), _now(nodes)
+    session, request = _now(session), _now(request)
     pause, resume = _now(pause), _now(resume)
 
     def wait(self, task_id: str, *, timeout: float | None = None) -> TaskStatus:
@@ -241,6 +252,7 @@ class AsyncClient:
 
     health, submit, task, cancel = _soon(health), _soon(submit), _soon(task), _soon(cancel)
     tasks, sessions, log, nodes = _soon(tasks), _soon(sessions), _soon(log), _soon(nodes)
+    session, request = _soon(session), _soon(request)
     pause, resume = _soon(pause), _soon(resume)
 
     async def wait(self, task_id: str, *, timeout: float | None = None) -> TaskStatus:

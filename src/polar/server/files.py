@@ -58,9 +58,10 @@ class Files:
 
     def results(self, task: Task) -> list[SessionResult]:
         """Of the sessions that have ended, in the order of their indices."""
-        return [self._result(session) for session in task.sessions if session.status.terminal]
+        return [self.result(session) for session in task.sessions if session.status.terminal]
 
-    def _result(self, session: Session) -> SessionResult:
+    def result(self, session: Session) -> SessionResult:
+        """Of a session that has ended."""
         if session.winner is None:
             return _ended_by_server(session)
         path = self.result_path(session.task_id, session.session_id, session.winner)

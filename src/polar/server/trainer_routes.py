@@ -16,7 +16,7 @@ from polar.records import TaskState, TaskStatus
 from polar.requests import TaskRequest, ignored_fields
 from polar.server import submission, views
 from polar.server.core import Core, DiskFull
-from polar.server.state import Task
+from polar.server.state import Session, Task
 
 REFUSE_SECONDS = 300.0
 MSGPACK = "application/msgpack"
@@ -41,6 +41,13 @@ async def find(core: Core, task_id: str) -> Task:
     if task is None:
         raise HTTPException(404, "Task not found")
     return task
+
+
+async def _find_session(core: Core, task_id: str, session_id: str) -> Session:
+    session = next((row for row in (await find(core, task_id)).sessions if row.session_id == session_id), None)
+    if session is None:
+        raise HTTPException(404, f"the task has no session {session_id}")
+    return session
 
 
 def _task_routes(router: APIRouter, core: Core) -> None:
@@ -127,12 +134,20 @@ def _list_routes(router: APIRouter, core: Core) -> None:
         sessions = [views.session_summary(session) for session in task.sessions]
         return reply(request, {"task_id": task_id, "sessions": sessions})
 
+    @router.get("/tasks/{task_id}/request")
+    async def get_request(task_id: str, request: Request) -> Response:
+        return reply(request, (await find(core, task_id)).document)
+
+    @router.get("/tasks/{task_id}/sessions/{session_id}")
+    async def get_session(task_id: str, session_id: str, request: Request) -> Response:
+        session = await _find_session(core, task_id, session_id)
+        if not session.status.terminal:
+            raise HTTPException(409, f"the session is not over: {session.status}")
+        return await run_in_threadpool(lambda: reply(request, core.files.result(session)))
+
     @router.get("/tasks/{task_id}/sessions/{session_id}/log")
     async def session_log(task_id: str, session_id: str, attempt: int | None = None) -> Response:
-        task = await find(core, task_id)
-        session = next((row for row in task.sessions if row.session_id == session_id), None)
-        if session is None:
-            raise HTTPException(404, f"the task has no session {session_id}")
+        session = await _find_session(core, task_id, session_id)
         number = attempt or session.winner or len(session.attempts)
         path = core.files.log_path(session_id, number)
         if not path.exists():

@@ -46,8 +46,14 @@ class Call:
         self.followers = 0
         self.delivered = False
         self.auxiliary = ask.model in session.auxiliary_names
-        created = int(time.time())
-        self.opening = Opening(id="", model=ask.model, created=created, usage_in_stream=ask.usage_in_stream)
+        self.opening = Opening(
+            id="",
+            model=ask.model,
+            created=int(time.time()),
+            usage_in_stream=ask.usage_in_stream,
+            reasoning_shown=ask.reasoning_shown,
+            echo=ask.echo,
+        )
         self._session = session
         self._dialect = dialect
         self._ask = ask

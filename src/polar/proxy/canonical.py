@@ -6,6 +6,7 @@ cannot bring into this form is refused by name; nothing of a conversation is dro
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -17,6 +18,7 @@ from polar.protocols import Delta
 from polar.requests import Sampling
 
 SSE = "text/event-stream; charset=utf-8"
+_MADE = "unnamed_"
 Message = dict[str, Any]
 Kind = type | tuple[type, ...]
 RefusalKind = Literal[
@@ -34,7 +36,8 @@ class Refusal(Exception):
 
 
 class Ask(msgspec.Struct, kw_only=True):
-    """A model call as the harness asked for it. `tool_choice`: auto, none, required, or {"name": a tool's name}."""
+    """A model call as the harness asked for it. `tool_choice`: auto, none, required, or {"name": a tool's name}.
+    `echo`: what the dialect itself wants to know again when it answers."""
 
     model: str
     messages: list[Message]
@@ -43,6 +46,8 @@ class Ask(msgspec.Struct, kw_only=True):
     sampling: dict[str, Any] = {}
     stream: bool = False
     usage_in_stream: bool = False
+    reasoning_shown: bool = True
+    echo: Any = None
 
     @property
     def offered(self) -> list[dict[str, Any]] | None:
@@ -58,6 +63,8 @@ class Opening(msgspec.Struct, kw_only=True):
     created: int
     prompt_tokens: int = 0
     usage_in_stream: bool = False
+    reasoning_shown: bool = True
+    echo: Any = None
 
 
 class Answer(msgspec.Struct, kw_only=True):
@@ -79,6 +86,10 @@ class StreamEncoder(Protocol):
 
     def end(self, answer: Answer) -> bytes: ...
 
+    def keep_alive(self) -> bytes:
+        """What a stream says while there is nothing to say, also before its start."""
+        ...
+
     def error(self, refusal: Refusal) -> bytes:
         """What ends a stream that cannot go on, also before its start."""
         ...
@@ -90,8 +101,6 @@ class Dialect(Protocol):
     name: str
     stream_type: str
     """content type of a streamed answer"""
-    keep_alive: bytes
-    """what a stream says while there is nothing to say"""
 
     def parse(self, body: dict[str, Any], path: str) -> Ask:
         """A request for an answer, or for the count of its tokens. Raises Refusal bad_request or unsupported, naming
@@ -172,3 +181,22 @@ def text_block(block: Mapping[str, Any]) -> str:
 def function_tool(name: str, description: Any, parameters: Any) -> dict[str, Any]:
     function = {"name": name, "description": description or "", "parameters": parameters or {"type": "object"}}
     return {"type": "function", "function": function}
+
+
+def argument_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool call's arguments for APIs that have them as an object; text that is none stands in one field of it."""
+    text = call["function"]["arguments"]
+    try:
+        value = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        value = text
+    return value if isinstance(value, dict) else {"arguments": value}
+
+
+def made_id(number: int) -> str:
+    """For the `number`th tool call of a request whose client leaves ids out."""
+    return f"{_MADE}{number}"
+
+
+def is_made(call_id: str) -> bool:
+    return call_id.startswith(_MADE)

@@ -46,7 +46,7 @@ class _Routes:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         key, path = _key_and_path(request)
-        route = route_of(request.method, path, request.headers)
+        route = route_of(request.method, path, request.query, request.headers)
         try:
             if path == "/" and request.method in ("GET", "HEAD"):
                 return web.Response(text="polar model proxy\n")
@@ -116,11 +116,13 @@ async def _stream(request: web.Request, dialect: Dialect, call: Call, keep_alive
         seen += len(deltas)
         if call.over and seen == len(call.deltas):
             break
-        await response.write(data or dialect.keep_alive)
+        await response.write(data or encoder.keep_alive())
         deltas = await call.news(seen, keep_alive)
     if call.answer is None:
         assert call.failure is not None, "a call that is over has an answer or a failure"
-        await response.write(data + encoder.error(call.failure))
+        if data:
+            await response.write(data)
+        await response.write(encoder.error(call.failure))  # alone: some clients look for it in a write of its own
         await response.write_eof()
         return response
     await response.write(data + encoder.end(call.answer))

@@ -18,6 +18,7 @@ from polar.proxy.canonical import (
     Message,
     Opening,
     Refusal,
+    argument_object,
     field,
     function_tool,
     joined_text,
@@ -53,7 +54,6 @@ _BILLING = "x-anthropic-billing-header:"
 class Anthropic:
     name = "anthropic"
     stream_type = SSE
-    keep_alive = b'event: ping\ndata: {"type": "ping"}\n\n'
 
     def parse(self, body: dict[str, Any], path: str) -> Ask:
         messages = _system(body.get("system"))
@@ -76,7 +76,7 @@ class Anthropic:
             content.append({"type": "thinking", "thinking": reasoning, "signature": _signature(reasoning)})
         if message["content"]:
             content.append({"type": "text", "text": message["content"]})
-        content += [_tool_use(call) | {"input": _input(call)} for call in message.get("tool_calls", [])]
+        content += [_tool_use(call) | {"input": argument_object(call)} for call in message.get("tool_calls", [])]
         usage = _usage(answer.opening, answer.completion_tokens)
         return _head(answer.opening) | {"content": content, "usage": usage} | _stop(answer)
 
@@ -121,13 +121,16 @@ class _Encoder:
             said = self._delta_after(block, {"type": "thinking_delta", "thinking": delta.text})
             return said + self._delta(signed)
         call = delta.call or {}
-        arguments = json.dumps(_input(call), ensure_ascii=False)
+        arguments = json.dumps(argument_object(call), ensure_ascii=False)
         return self._delta_after(_tool_use(call), {"type": "input_json_delta", "partial_json": arguments})
 
     def end(self, answer: Answer) -> bytes:
         usage = _usage(answer.opening, answer.completion_tokens)
         last = {"delta": _stop(answer), "usage": usage}
         return self._finish() + _event("message_delta", last) + _event("message_stop", {})
+
+    def keep_alive(self) -> bytes:
+        return _event("ping", {})
 
     def error(self, refusal: Refusal) -> bytes:
         return _event("error", Anthropic().error(refusal)[1])
@@ -173,16 +176,6 @@ def _stop(answer: Answer) -> dict[str, Any]:
 
 def _tool_use(call: dict[str, Any]) -> dict[str, Any]:
     return {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": {}}
-
-
-def _input(call: dict[str, Any]) -> dict[str, Any]:
-    """Arguments as this API has them, an object; text that is none stands in one field of it."""
-    text = call["function"]["arguments"]
-    try:
-        value = json.loads(text) if text else {}
-    except ValueError:
-        value = text
-    return value if isinstance(value, dict) else {"arguments": value}
 
 
 def _signature(reasoning: str) -> str:

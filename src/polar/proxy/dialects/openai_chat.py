@@ -55,7 +55,6 @@ class OpenAI:
     """What both of OpenAI's APIs say alike."""
 
     stream_type = SSE
-    keep_alive = b": keep-alive\n\n"
 
     def count(self, tokens: int) -> dict[str, Any]:
         return {"object": "response.input_tokens", "input_tokens": tokens}
@@ -130,6 +129,9 @@ class _Encoder:
         if self._opening.usage_in_stream:
             last += _event(self._frame | {"choices": [], "usage": _usage(answer)})
         return last + b"data: [DONE]\n\n"
+
+    def keep_alive(self) -> bytes:
+        return b": keep-alive\n\n"
 
     def error(self, refusal: Refusal) -> bytes:
         return _event(OpenAIChat().error(refusal)[1])

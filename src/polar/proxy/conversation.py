@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from polar.protocols import Rendering
-from polar.proxy.canonical import Message
+from polar.proxy.canonical import Message, is_made
 from polar.records import IDS
 from polar.sessionlog import Prompt
 
@@ -135,9 +135,10 @@ class Conversation:
             return
         known.reasoning = _plain(message.get("reasoning_content"))
         known.reasoned = known.reasoned or bool(known.reasoning)
-        at = _hash(place.chain[-1] + digest(message))
-        self._nodes.setdefault(at, (number, len(place.chain) + 1))
-        self._answers.setdefault(at, []).append(number)
+        for said in {digest(message), digest(_without_ids(message))}:
+            at = _hash(place.chain[-1] + said)
+            self._nodes.setdefault(at, (number, len(place.chain) + 1))
+            self._answers.setdefault(at, []).append(number)
 
     def delivered(self, number: int) -> None:
         if number in self._known:
@@ -194,11 +195,20 @@ def digest(message: Message) -> bytes:
     """Equal for messages that say the same, however they are spelt."""
     content = message.get("content") or ""
     calls = [
-        [call.get("id") or "", call["function"]["name"], _spelling_free(call["function"]["arguments"])]
+        [_given(call.get("id")), call["function"]["name"], _spelling_free(call["function"]["arguments"])]
         for call in message.get("tool_calls") or []
     ]
     said = content.strip() if message["role"] == "assistant" else content
-    return _hash(msgspec.json.encode([message["role"], said, calls, message.get("tool_call_id") or ""]))
+    return _hash(msgspec.json.encode([message["role"], said, calls, _given(message.get("tool_call_id"))]))
+
+
+def _without_ids(message: Message) -> Message:
+    """As clients give an answer back who keep no ids of tool calls."""
+    return {**message, "tool_calls": [{**call, "id": ""} for call in message.get("tool_calls") or []]}
+
+
+def _given(call_id: str | None) -> str:
+    return "" if call_id is None or is_made(call_id) else call_id
 
 
 def _spelling_free(arguments: Any) -> Any:

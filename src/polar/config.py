@@ -37,6 +37,14 @@ class InferenceSettings(Strict):
     tokenizer: str | None = None
 
 
+class ResourceSettings(Strict):
+    """What the node's sandboxes may use together; None = what the machine has."""
+
+    cpus: Annotated[float, Field(ge=0)] | None = None
+    memory_mb: Annotated[int, Field(ge=0)] | None = None
+    gpus: Annotated[int, Field(ge=0)] = 0
+
+
 class NodeSettings(Strict):
     id: str = "node-0"
     host: str = "127.0.0.1"
@@ -48,6 +56,9 @@ class NodeSettings(Strict):
     max_run_workers: Annotated[int, Field(ge=1)] = 2
     max_postrun_workers: Annotated[int, Field(ge=1)] = 4
     default_runtime: str | None = None
+    labels: dict[str, str] = {}
+    """a task may ask for them (`node_labels`)"""
+    resources: ResourceSettings = Field(default_factory=ResourceSettings)
 
     @property
     def url(self) -> str:

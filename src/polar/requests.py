@@ -187,6 +187,7 @@ class TaskRequest(Request):
     callback_url: str | None = None
     metadata: dict[str, Any] = {}
     dispatch_priority: Annotated[int, Field(ge=0, le=100)] = 0
+    node_labels: dict[str, str] = {}
     early_stop_min_usable_sessions: Count | None = None
     budgets: Budgets = Field(default_factory=Budgets)
     sampling: Sampling = Field(default_factory=Sampling)

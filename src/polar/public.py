@@ -96,9 +96,8 @@ def node_result(result: SessionResult) -> NodeResult:
 
 
 class _SessionFacts(msgspec.Struct):
-    termination: str
-    attempt: int
-    session_index: int
+    termination: str = ""
+    attempt: int = 0
     exit_code: int | None = None
     fault: str | None = None
     harness_log: str = ""

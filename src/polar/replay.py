@@ -30,12 +30,14 @@ def run_termination(stored: SessionResult) -> Termination | None:
     return ended.run_termination if builds else None
 
 
-def rebuilt(stored: SessionResult, built: BuildResult) -> SessionResult:
-    """`built` in the place of the stored trajectory. Where the builder had failed, the session goes by what its run
-    ended with. A stored evaluation goes on to hold, but for rewards a trace where the traces are now others."""
+def rebuilt(stored: SessionResult, built: BuildResult, attempt: int) -> SessionResult:
+    """`built` of the accepted `attempt`'s log in the place of the stored trajectory. Where the builder had failed, the
+    session goes by what its run ended with. A stored evaluation goes on to hold, but for rewards a trace where the
+    traces are now others."""
     before = node_result(stored)
     fresh = _handed_on(before, built)
-    if before.termination is Termination.BUILD and before.run_termination is not None:
+    fresh.attempt = attempt
+    if before.termination is not Termination.EVALUATION and before.run_termination is not None:
         fresh = _named(fresh, before.run_termination)
     if before.evaluation is not None and _holds(before.evaluation, before.traces or [], built.traces):
         spread(before.evaluation, built.traces)

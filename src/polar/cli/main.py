@@ -12,6 +12,8 @@ from polar.cli import demo
 from polar.cli.console import ExitCode, stop
 from polar.cli.doctor import doctor
 from polar.cli.gateway import gateway, server
+from polar.cli.rebuild import rebuild
+from polar.cli.rescore import rescore
 from polar.cli.run import run
 from polar.cli.serve import serve
 from polar.cli.show import show
@@ -48,6 +50,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "cancel": cancel,
     "show": show,
     "why": why,
+    "rebuild": rebuild,
+    "rescore": rescore,
     "doctor": doctor,
     "gateway": gateway,
     "server": server,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
+
+from polar.errors import ConfigError
 
 DEFAULT_SERVER = "http://127.0.0.1:8080"
 ENGINE_KINDS = "sglang, vllm, openai, or embedded (the small CPU engine)."
@@ -41,3 +44,25 @@ NodeId = Annotated[
         "--node-id", metavar="ID", envvar="POLAR_GATEWAY_NODE_ID", help="Which node of the topology; a name otherwise."
     ),
 ]
+Config = Annotated[
+    list[str] | None,
+    typer.Option("--config", metavar="KEY=VALUE", help="A setting; VALUE is JSON, else text. May be repeated."),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FILE", help="Write the new results there: .json, .jsonl, or .msgpack (smallest)."),
+]
+
+
+def settings(pairs: list[str] | None) -> dict[str, Any]:
+    """Of --config. Raises ConfigError."""
+    known: dict[str, Any] = {}
+    for pair in pairs or []:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise ConfigError(f"--config {pair!r}: write it as key=value")
+        try:
+            known[name] = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            known[name] = value
+    return known

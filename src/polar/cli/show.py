@@ -12,6 +12,7 @@ from polar.cli import turns as story
 from polar.cli.console import ExitCode, out, print_json, say, stop
 from polar.cli.options import DEFAULT_SERVER, Json, Server, ServersData
 from polar.cli.remote import reading
+from polar.cli.stored import task_of
 from polar.cli.tokens import Decoder, decoder, legend
 from polar.client import Client, ClientError
 from polar.errors import ConfigError
@@ -73,8 +74,8 @@ def _from_file(path: Path) -> SessionLog:
 
 def _from_server(session: str, server: str, data: Path | None) -> Found:
     with reading(server, data) as client:
-        task = _task_of(client, session)
-        result = next((row for row in client.task(task).results if row.session_id == session), None)
+        task = task_of(client, session)
+        result = _result(client, task, session)
         try:
             return parse(unpack(client.log(task, session))), result
         except ClientError as error:
@@ -85,13 +86,14 @@ def _from_server(session: str, server: str, data: Path | None) -> Found:
             return None, result
 
 
-def _task_of(client: Client, session: str) -> str:
-    """A session is named after its task, so tasks whose id it starts with are asked first."""
-    tasks = [row.task_id for row in client.tasks(limit=1000).tasks]
-    for task in sorted(tasks, key=lambda task: not session.startswith(task)):
-        if any(row.session_id == session for row in client.sessions(task).sessions):
-            return task
-    raise stop(f"no session {session!r} here and no such file; `polar status TASK` lists sessions", ExitCode.USAGE)
+def _result(client: Client, task: str, session: str) -> SessionResult | None:
+    """None while it is not over."""
+    try:
+        return client.session(task, session)
+    except ClientError as error:
+        if error.status != 409:
+            raise
+        return None
 
 
 def _built(log: SessionLog, result: SessionResult | None, builder: str) -> BuildResult:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from polar.plugins import load
 from polar.protocols import Evaluator
 from polar.requests import EvaluatorSpec
@@ -15,7 +17,10 @@ EVALUATORS = {
 
 def load_evaluator(spec: EvaluatorSpec) -> Evaluator:
     """Raises TaskFault: unknown name, wrong config."""
-    name = None if ":" in spec.strategy else spec.strategy
-    path = spec.strategy if name is None else None
-    evaluator: Evaluator = load("evaluator", EVALUATORS, name, path)(spec)
+    evaluator: Evaluator = evaluator_class(spec.strategy)(spec)
     return evaluator
+
+
+def evaluator_class(strategy: str) -> Any:
+    """The class that makes it. Raises TaskFault for an unknown name."""
+    return load("evaluator", EVALUATORS, strategy, strategy if ":" in strategy else None)

@@ -77,6 +77,10 @@ class Call:
                     await self._news.wait()
         return self.deltas[seen:]
 
+    def asks(self, ask: Ask) -> bool:
+        """Whether it is the same question to the model; not known of a call that is delivered or has failed."""
+        return self._ask == ask
+
     def join(self) -> None:
         self._transcript.joined()
 
@@ -85,6 +89,7 @@ class Call:
         if not self.delivered and not self._session.closed:
             self._transcript.delivered()
             self.delivered = True
+            self._ask.messages, self._ask.tools = [], None
 
     async def run(self) -> None:
         try:
@@ -111,7 +116,9 @@ class Call:
         """Its task has ended: what only the task needed is let go, and followers of an unanswered call are told."""
         if not self.over:
             self._fail(Refusal("engine", "the call was cut off"))
-        self._ask.messages, self._ask.tools, self._raw = [], None, b""
+        if self.answer is None:
+            self._ask.messages, self._ask.tools = [], None
+        self._raw = b""
         self._prompt_ids = self._reader = None
 
     # Before the engine

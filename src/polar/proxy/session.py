@@ -1,7 +1,8 @@
 """One attempt's use of the model: its limits, its retries recognised, its calls ended with it.
 
 A call is a repeat if its header says so, or if an equal call is undelivered and its client has gone: it joins that call
-or has its answer replayed. An equal call beside a live one, or after a delivered one, is a new sample (case 23).
+or has its answer replayed. An equal call beside a live one, or after a delivered one, is a new sample (case 23). Equal
+are the same bytes, and the same question to the model: clients write other notes of their own into a second try.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Session:
         if self._ending:
             raise Refusal("unauthorized", "this session has ended")
         key = hashlib.sha256(dialect.encode() + b"\0" + raw).digest()
-        earlier = self._repeated(key, repeat)
+        earlier = self._repeated(key, ask, repeat)
         if earlier is not None:
             earlier.join()
             return earlier
@@ -193,8 +194,9 @@ class Session:
         self._recent = [(key, kept) for key, kept in self._recent if kept is not call]
         task.cancel()
 
-    def _repeated(self, key: bytes, says_so: bool) -> Call | None:
-        equal = [call for at, call in reversed(self._recent) if at == key and call.failure is None]
+    def _repeated(self, key: bytes, ask: Ask, says_so: bool) -> Call | None:
+        recent = [(at, call) for at, call in reversed(self._recent) if call.failure is None]
+        equal = [call for at, call in recent if at == key or call.asks(ask)]
         left = [call for call in equal if not call.delivered and not call.followers]
         return next(iter(left or (equal if says_so else [])), None)
 

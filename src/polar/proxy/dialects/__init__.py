@@ -10,13 +10,17 @@ from polar.proxy.canonical import Dialect
 from polar.proxy.dialects.anthropic import Anthropic
 from polar.proxy.dialects.gemini import Gemini
 from polar.proxy.dialects.openai_chat import OpenAIChat
+from polar.proxy.dialects.openai_responses import OpenAIResponses
 
 Action = Literal["answer", "count", "models", "model"]
 
-_CHAT, _ANTHROPIC, _GEMINI, _GEMINI_ARRAY = OpenAIChat(), Anthropic(), Gemini(sse=True), Gemini(sse=False)
-DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (_CHAT, _ANTHROPIC, _GEMINI)}
+_CHAT, _RESPONSES, _ANTHROPIC = OpenAIChat(), OpenAIResponses(), Anthropic()
+_GEMINI, _GEMINI_ARRAY = Gemini(sse=True), Gemini(sse=False)
+DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (_CHAT, _RESPONSES, _ANTHROPIC, _GEMINI)}
 _ROWS: list[tuple[str, str, Dialect | None, Action]] = [
     ("POST", "/v1/chat/completions", _CHAT, "answer"),
+    ("POST", "/v1/responses", _RESPONSES, "answer"),
+    ("POST", "/v1/responses/input_tokens", _RESPONSES, "count"),
     ("POST", "/v1/messages", _ANTHROPIC, "answer"),
     ("POST", "/v1/messages/count_tokens", _ANTHROPIC, "count"),
     ("POST", "/v1(?:alpha|beta)?/models/.+:(?:generateContent|streamGenerateContent)", _GEMINI, "answer"),

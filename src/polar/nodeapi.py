@@ -13,6 +13,7 @@ from polar.records import (
     CallCounts,
     EvaluationResult,
     GatewayMetrics,
+    Resources,
     SessionStatus,
     SessionTiming,
     Termination,
@@ -30,14 +31,6 @@ class Workers(msgspec.Struct, kw_only=True):
     init: int
     run: int
     postrun: int
-
-
-class Resources(msgspec.Struct, kw_only=True, frozen=True):
-    """What a node has for its sandboxes."""
-
-    cpus: float = 0.0
-    memory_mb: int = 0
-    gpus: int = 0
 
 
 class EngineState(msgspec.Struct, kw_only=True):

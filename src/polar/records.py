@@ -267,6 +267,14 @@ class GatewayMetrics(msgspec.Struct, kw_only=True):
     postrun_inflight: int = 0
 
 
+class Resources(msgspec.Struct, kw_only=True, frozen=True):
+    """For a node's sandboxes, together."""
+
+    cpus: float = 0.0
+    memory_mb: int = 0
+    gpus: int = 0
+
+
 class GatewayNodeInfo(msgspec.Struct, kw_only=True):
     node_id: str
     gateway_url: str
@@ -278,6 +286,10 @@ class GatewayNodeInfo(msgspec.Struct, kw_only=True):
     healthy: bool = True
     draining: bool = False
     last_heartbeat: float = 0.0
+    labels: dict[str, str] = {}
+    resources: Resources = Resources()
+    reserved: Resources = Resources()
+    """what the sessions that it has may use"""
 
 
 class Event(msgspec.Struct, kw_only=True):

@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from polar.nodeapi import EngineState, Held, NodeResult, PollRequest, Workers
 from polar.records import CallCounts, GatewayMetrics, SessionStatus, TaskState, Termination, TokenLedger, Trace
 from polar.requests import TaskRequest
-from polar.server.machine import Machine, StaleEpoch
+from polar.server.fleet import StaleEpoch
+from polar.server.machine import Machine
 from polar.server.state import Attempt, AttemptState, Delivery, DeliveryState, Task
 from polar.server.submission import new_task
 from polar.server.tables import Tables
@@ -102,14 +103,14 @@ class Anything(RuleBasedStateMachine):
             if isinstance(row, Delivery):
                 self.owed.setdefault(row.delivery_id, row.deadline)
         self.machine.dirty.clear()
-        self.sent += self.machine.due
-        self.machine.due.clear()
+        self.sent += self.machine.owed.due
+        self.machine.owed.due.clear()
 
     @rule()
     def restart(self) -> None:
         """kill -9, and a start from the rows alone."""
         self.machine = Machine(LEASE, DELIVERY)
-        self.machine.nodes = {node.node_id: node for node in self.disk.nodes()}
+        self.machine.fleet.load(self.disk.nodes(), self.disk.pause())
         for task in self.disk.tasks():
             self.machine.adopt(task)
         self.machine.restart(self.disk.uptime())
@@ -181,7 +182,7 @@ class Anything(RuleBasedStateMachine):
         """`arrives` False: the reply is lost."""
         held = [Held(session_id=name, attempt=number, stage=SessionStatus.RUNNING) for name, number in self.held[node]]
         cancels = self.machine.poll(report(node, self.epochs[node], held), self.now, 0.0)
-        again = self.machine.unheard(self.machine.nodes[node], self.now)
+        again = self.machine.unheard(self.machine.fleet.nodes[node], self.now)
         self.save()
         if arrives:
             self.held[node] -= {(cancel.session_id, cancel.attempt) for cancel in cancels if cancel.why == "lost"}
@@ -207,10 +208,10 @@ class Anything(RuleBasedStateMachine):
         self.epochs[node] += 1
         self.held[node].clear()
 
-    @precondition(lambda self: self.machine.nodes)
+    @precondition(lambda self: self.machine.fleet.nodes)
     @rule(node=st.sampled_from(NODES))
     def old_gateway_polls(self, node: str) -> None:
-        known = self.machine.nodes.get(node)
+        known = self.machine.fleet.nodes.get(node)
         if known is None or known.epoch == 0:
             return
         try:
@@ -246,9 +247,9 @@ class Anything(RuleBasedStateMachine):
         if acknowledges:
             if delivery.state is DeliveryState.PENDING:
                 self.acknowledged.add(delivery.delivery_id)
-            self.machine.delivered(delivery)
+            self.machine.owed.delivered(delivery)
         else:
-            self.machine.not_delivered(delivery, "500", self.now)
+            self.machine.owed.not_delivered(delivery, "500", self.now)
         self.save()
 
     # Time
@@ -330,7 +331,7 @@ class Anything(RuleBasedStateMachine):
             while self.sent:
                 self.callback(True)
         for task in self.machine.tasks.values():
-            assert task.over
+            assert task.over, task
         self.disk.close()
 
 
@@ -359,9 +360,9 @@ def poll(
 
 
 def take(machine: Machine, node: str, now: float, room: int = 1) -> list[Attempt]:
-    machine.ask(node, machine.nodes[node].epoch, Workers(init=room, run=room, postrun=room), now)
+    machine.ask(node, machine.fleet.nodes[node].epoch, Workers(init=room, run=room, postrun=room), now)
     leases = machine.place(now)
-    machine.nodes[node].asking = None
+    machine.fleet.nodes[node].asking = None
     return leases
 
 
@@ -380,7 +381,7 @@ def test_late_result_of_a_lost_attempt_wins_and_its_successor_is_cancelled() -> 
     session = task.sessions[0]
     assert machine.result(result_for(session.session_id, 1, Termination.DONE), now).accepted
     assert second.state is AttemptState.SUPERSEDED
-    assert [cancel.why for cancel in machine.nodes["b"].cancels] == ["lost"]
+    assert [cancel.why for cancel in machine.fleet.nodes["b"].cancels] == ["lost"]
     late = machine.result(result_for(session.session_id, 2, Termination.DONE), now)
     assert (late.accepted, late.winner, second.state) == (False, 1, AttemptState.LATE)
 
@@ -441,10 +442,10 @@ def test_server_that_was_away_blames_nobody() -> None:
 
 def test_lease_whose_reply_was_lost_is_offered_again() -> None:
     machine, task = scene()
-    assert machine.unheard(machine.nodes["a"], 5.0) == []
-    assert machine.unheard(machine.nodes["a"], 11.0) == [task.sessions[0].live]
+    assert machine.unheard(machine.fleet.nodes["a"], 5.0) == []
+    assert machine.unheard(machine.fleet.nodes["a"], 11.0) == [task.sessions[0].live]
     poll(machine, "a", 11.0, held=(task.sessions[0].session_id, 1))
-    assert machine.unheard(machine.nodes["a"], 20.0) == []
+    assert machine.unheard(machine.fleet.nodes["a"], 20.0) == []
 
 
 def test_early_stop_leaves_the_group_completed() -> None:
@@ -454,7 +455,7 @@ def test_early_stop_leaves_the_group_completed() -> None:
     done = msgspec.structs.replace(result_for(first.session_id, 1, Termination.DONE), traces=[one_trace()])
     machine.result(done, 1.0)
     assert third.termination is Termination.EARLY_STOP
-    assert [cancel.why for cancel in machine.nodes["b"].cancels] == ["early_stop"]
+    assert [cancel.why for cancel in machine.fleet.nodes["b"].cancels] == ["early_stop"]
     machine.result(result_for(second.session_id, 1, Termination.EARLY_STOP), 2.0)
     assert task.status is TaskState.COMPLETED
     assert [session.usable for session in task.sessions] == [True, False, False]
@@ -501,9 +502,9 @@ def test_no_lease_goes_to_a_node_that_cannot_carry_it_out() -> None:
         machine.poll(msgspec.structs.replace(report("a", 1, []), engine=engine, harnesses=harnesses), 0.0, 0.0)
         assert take(machine, "a", 0.0) == []
     poll(machine, "a")
-    machine.drain(machine.nodes["a"])
+    machine.fleet.drain(machine.fleet.nodes["a"])
     assert take(machine, "a", 0.0) == []
-    assert [order.kind for order in machine.nodes["a"].orders] == ["drain"]
+    assert [order.kind for order in machine.fleet.nodes["a"].orders] == ["drain"]
     poll(machine, "a", epoch=2)
     assert len(take(machine, "a", 0.0)) == 1
 
@@ -515,9 +516,9 @@ def test_callback_is_tried_again_until_its_deadline() -> None:
     for step in range(300):
         now = step / 2
         machine.tick(now)
-        while machine.due:
+        while machine.owed.due:
             tries.append(now)
-            machine.not_delivered(machine.due.pop(), "500", now)
+            machine.owed.not_delivered(machine.owed.due.pop(), "500", now)
     assert tries == [0.0, 0.5, 1.5, 3.5, 7.5, 15.5, 31.5, 61.5, 91.5]
     assert task.delivery is not None
     assert task.delivery.state is DeliveryState.EXPIRED

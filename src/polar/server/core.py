@@ -23,9 +23,7 @@ from polar.nodeapi import Lease, WorkReply
 from polar.server.deliveries import Courier
 from polar.server.events import Onlookers
 from polar.server.files import Files
-from polar.server.line import live_nodes
 from polar.server.machine import Machine
-from polar.server.pauses import Pauses
 from polar.server.state import Attempt, Node, Task
 from polar.server.store import Store
 from polar.server.tables import Tables
@@ -49,14 +47,13 @@ class Core:
         self.store = Store(Path(settings.save_dir))
         self.onlookers = Onlookers()
         self.courier = Courier()
-        self.pauses = Pauses()
         self._began = time.monotonic() - self.store.at_start(Tables.uptime)
         self._clock_saved = self.now()
         self._flushing = asyncio.Lock()
         self.full = self.files.full()
         self._open_requests: dict[str, asyncio.Future[WorkReply]] = {}
         self.machine = Machine(settings.lease_seconds, settings.delivery_seconds)
-        self.machine.nodes = {node.node_id: node for node in self.store.at_start(Tables.nodes)}
+        self.machine.fleet.load(self.store.at_start(Tables.nodes), self.store.at_start(Tables.pause))
         for task in self.store.at_start(Tables.tasks):
             self.machine.adopt(task)
         self.machine.restart(self.now())
@@ -66,7 +63,7 @@ class Core:
         return time.monotonic() - self._began
 
     def live_nodes(self) -> list[Node]:
-        return live_nodes(self.machine.nodes.values(), self.now())
+        return self.machine.fleet.live(self.now())
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -88,7 +85,7 @@ class Core:
     def close(self) -> None:
         """Ends the requests that are held open, so that the server can stop."""
         self.onlookers.close()
-        for node in self.machine.nodes.values():
+        for node in self.machine.fleet.nodes.values():
             node.asking = None
         for request in self._open_requests.values():
             if not request.done():
@@ -103,12 +100,12 @@ class Core:
             for attempt in self.machine.place(self.now()):
                 leases.setdefault(attempt.node_id, []).append(attempt)
         self._answer(leases)
-        due, self.machine.due = self.machine.due, []
+        due, self.machine.owed.due = self.machine.owed.due, []
         events, self.machine.events = self.machine.events, []
         try:
             await self.flush()
         except BaseException:
-            self.machine.due, self.machine.events = due + self.machine.due, events + self.machine.events
+            self.machine.owed.due, self.machine.events = due + self.machine.owed.due, events + self.machine.events
             raise
         for kind, data in events:
             self.onlookers.tell(kind, data)
@@ -186,7 +183,7 @@ class Core:
 
     def _answer(self, leases: dict[str, list[Attempt]]) -> None:
         for node_id, request in self._open_requests.items():
-            node = self.machine.nodes[node_id]
+            node = self.machine.fleet.nodes[node_id]
             taken = leases.get(node_id, [])
             if request.done() or not (taken or node.cancels or node.untold):
                 continue
@@ -202,7 +199,7 @@ class Core:
             attempt=attempt.number,
             key=self._key(attempt),
             lease_seconds=self.machine.lease_seconds,
-            registered_at=time.time() - (self.now() - session.queued_at),
+            registered_at=time.time() - (self.machine.queue_clock(self.now()) - session.queued_at),
             task=self.machine.tasks[session.task_id].document,
         )
 

@@ -44,10 +44,10 @@ class Courier:
             assert task is not None, f"a delivery of the unknown task {delivery.task_id}"
             why = await _post(delivery, task, core.files, http)
         if why is None:
-            core.machine.delivered(delivery)
+            core.machine.owed.delivered(delivery)
         else:
             log.warning("callback not delivered", task_id=task.task_id, url=delivery.url, why=why)
-            core.machine.not_delivered(delivery, why, core.now())
+            core.machine.owed.not_delivered(delivery, why, core.now())
 
 
 async def _post(delivery: Delivery, task: Task, files: Files, http: aiohttp.ClientSession) -> str | None:

@@ -1,45 +1,42 @@
-"""Task, session, attempt, lease, delivery: what follows from what. No I/O, no clock: `now` is the server's uptime.
+"""Task, session, attempt, lease: what follows from what. No I/O, no clock: `now` is the server's uptime.
 
 Every session ends once; its first complete result is the accepted one, whatever its attempt; it is leased to one
-gateway at a time; a callback is owed until it was acknowledged or its deadline has passed.
+gateway at a time; a gateway's live leases never ask for more than the gateway has.
 """
 
 from __future__ import annotations
 
-from hashlib import sha256
-
-from polar.nodeapi import Cancel, Held, NodeResult, Order, PollRequest, ResultReply, Workers
+from polar.nodeapi import Cancel, Held, NodeResult, PollRequest, ResultReply, Workers
 from polar.records import SessionStatus, TaskState, Termination
 from polar.server import scores
-from polar.server.line import Line, live_nodes
-from polar.server.state import Attempt, AttemptState, Delivery, DeliveryState, Node, Session, Task
+from polar.server.alarms import Alarms
+from polar.server.fleet import Fleet
+from polar.server.line import Line
+from polar.server.owed import Owed
+from polar.server.state import Attempt, AttemptState, Node, Row, Session, Task, key_of
 
-FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 AWAY_SECONDS = 2.0
 """a server that did not look at its clock for so long, and for half a lease, was away"""
-Row = Task | Session | Attempt | Delivery | Node
-
-
-class StaleEpoch(Exception):
-    """A newer gateway has taken this node's name."""
 
 
 class Machine:
     """Each method is one event. What the surroundings must do gathers in three fields, which they empty:
-    `dirty` (rows to save before anything is answered), `due` (callbacks to send) and `events` (for onlookers)."""
+    `dirty` (rows to save before anything is answered), `owed.due` (callbacks to send) and `events` (for onlookers)."""
 
     def __init__(self, lease_seconds: float, delivery_seconds: float) -> None:
         self.lease_seconds = lease_seconds
-        self.delivery_seconds = delivery_seconds
         self.tasks: dict[str, Task] = {}
         self.sessions: dict[str, Session] = {}
-        self.nodes: dict[str, Node] = {}
         self.refused: dict[str, float] = {}
         """ids cancelled before they were submitted, and until when that is remembered"""
         self.dirty: dict[tuple[str, str, int], Row] = {}
-        self.due: list[Delivery] = []
         self.events: list[tuple[str, dict[str, object]]] = []
+        self.fleet = Fleet(self._save)
+        self.owed = Owed(delivery_seconds, self._save)
         self._line = Line()
+        self._expiries: Alarms[Attempt] = Alarms()
+        self._patience: Alarms[tuple[Session, float]] = Alarms()
+        """by the queue clock: a session, and since when it waits"""
         self._ticked = 0.0
 
     # Tasks
@@ -57,10 +54,16 @@ class Machine:
         self.events.append(("task.created", {"task_id": task.task_id, "num_samples": task.num_samples}))
 
     def adopt(self, task: Task) -> None:
-        """Takes in a task as it was saved."""
+        """Takes in a task as it was saved; the nodes that hold its leases are known."""
         self._know(task)
-        task.queue.extend(session for session in task.sessions if session.queued)
+        for session in task.sessions:
+            if session.live is not None:
+                self._hold(session.live, task)
+            elif session.queued:
+                self._wait(session, task)
         self._line.offer(task)
+        if task.delivery is not None:
+            self.owed.adopt(task.delivery)
 
     def _know(self, task: Task) -> None:
         self.tasks[task.task_id] = task
@@ -69,9 +72,9 @@ class Machine:
     def forget(self, task: Task) -> None:
         """Puts away a task that is over and saved, or that could not be saved at all."""
         self.tasks.pop(task.task_id, None)
-        self.dirty.pop(_key(task), None)
+        self.dirty.pop(key_of(task), None)
         for session in task.sessions:
-            self.dirty.pop(_key(session), None)
+            self.dirty.pop(key_of(session), None)
             self.sessions.pop(session.session_id, None)
 
     def redirect(self, task: Task, url: str | None, now: float) -> None:
@@ -81,7 +84,7 @@ class Machine:
         task.callback_url = url
         self._save(task)
         if task.status.terminal:
-            self._owe(task, now)
+            self.owed.owe(task, now)
 
     def cancel(self, task: Task, now: float) -> None:
         if task.status.terminal or task.status is TaskState.CANCELLING:
@@ -94,58 +97,36 @@ class Machine:
 
     def poll(self, request: PollRequest, now: float, wall: float) -> list[Cancel]:
         """Renews what the node holds; returns what it must not go on with. Raises StaleEpoch."""
-        node = self._node(request)
-        node.gateway_url, node.workers, node.metrics = request.gateway_url, request.workers, request.metrics
-        node.runtimes, node.harnesses, node.engine = request.runtimes, request.harnesses, request.engine
-        node.heartbeat_interval_seconds = request.heartbeat_interval_seconds
-        node.seen_at, node.last_heartbeat = now, wall
-        node.orders = [order for order in node.orders if order.id not in request.acked]
-        if request.epoch > node.epoch:
-            node.epoch, node.draining, node.asking = request.epoch, False, None
-            self._save(node)
-            for session, attempt in self._leased(node.node_id):
-                self._lose(session, attempt, "gateway_restarted", now)
-        node.cancels, node.untold = [], []
+        known = self.fleet.nodes.get(request.node_id)
+        before = known.abilities if known is not None else None
+        node, anew = self.fleet.hear(request, now, wall)
+        for attempt in list(node.leases.values()) if anew else ():
+            self._lose(attempt, "gateway_restarted", now)
+        if node.abilities != before:
+            self._line.look_at(node)
         return [cancel for held in request.held if (cancel := self._renew(node, held, now)) is not None]
 
     def ask(self, node_id: str, epoch: int, room: Workers, now: float) -> Node | None:
         """The node holds a request for work open. None: it has to poll first. Raises StaleEpoch."""
-        node = self.nodes.get(node_id)
-        if node is None or node.epoch < epoch or node.seen_at is None:
-            return None
-        if node.epoch > epoch:
-            raise StaleEpoch(node_id)
-        node.asking = Workers(init=room.init, run=room.run, postrun=room.postrun)
-        node.seen_at = now
+        node = self.fleet.ask(node_id, epoch, room, now)
+        if node is not None:
+            self._line.look_at(node)
         return node
-
-    def order(self, order: Order, now: float) -> None:
-        """For every connected node, in place of an earlier order to pause or go on."""
-        for node in live_nodes(self.nodes.values(), now):
-            node.orders = [older for older in node.orders if older.kind == "drain"] + [order]
-            node.untold.append(order)
-
-    def drain(self, node: Node) -> None:
-        """The node gets no more sessions, until its gateway starts anew."""
-        if not node.draining:
-            node.draining = True
-            order = Order(id=f"drain-{node.node_id}-{node.epoch}", kind="drain")
-            node.orders.append(order)
-            node.untold.append(order)
-            self._save(node)
 
     def unheard(self, node: Node, now: float) -> list[Attempt]:
         """Leases whose reply seems to have been lost: two heartbeats old, and in no poll of the node yet."""
         patience = 2 * node.heartbeat_interval_seconds
         return [
             attempt
-            for session, attempt in self._leased(node.node_id)
-            if not attempt.seen and session.stopping is None and now - attempt.leased_at > patience
+            for attempt in node.leases.values()
+            if not attempt.seen
+            and now - attempt.leased_at > patience
+            and self.sessions[attempt.session_id].stopping is None
         ]
 
     def place(self, now: float) -> list[Attempt]:
         """Leases waiting sessions to the nodes that ask."""
-        matches = self._line.matches(self.tasks, self.nodes.values())
+        matches = self._line.matches(self.fleet.nodes.values(), now)
         return [self._lease(session, node, now) for session, node in matches]
 
     def result(self, result: NodeResult, now: float) -> ResultReply:
@@ -166,105 +147,58 @@ class Machine:
 
     # Time
 
+    def queue_clock(self, now: float) -> float:
+        """Stands still while inference is paused, and while the server is away."""
+        return self.fleet.pause.clock(now)
+
     def restart(self, now: float) -> None:
-        """The server was away: nobody is blamed for that time, every lease has a fresh term."""
+        """The server starts from what it had saved: nobody is blamed for that time, every lease has a fresh term."""
+        self.fleet.restart(now)
+        self._renew_all(now)
         self._ticked = now
-        for session in self.sessions.values():
-            if session.live is not None:
-                session.live.expires_at = now + self.lease_seconds
 
     def tick(self, now: float) -> None:
         if now - self._ticked > max(self.lease_seconds / 2, AWAY_SECONDS):
-            self.restart(now)
+            self.fleet.stand_still(self._ticked, now)
+            self._renew_all(now)
         self._ticked = now
-        for session in list(self.sessions.values()):
-            attempt = session.live
-            if attempt is not None and attempt.expires_at <= now:
-                self._lose(session, attempt, "gateway_lost", now)
-            elif session.queued:
-                self._check_queue_budget(session, now)
-        for task in self.tasks.values():
-            if task.delivery is not None:
-                self._check_delivery(task.delivery, now)
+        self.fleet.tick(now)
+        for attempt in self._expiries.due(now):
+            self._check_lease(attempt, now)
+        for session, since in self._patience.due(self.queue_clock(now)):
+            self._check_queue_budget(session, since, now)
+        self.owed.tick(now)
+        self._line.hold(self.fleet.live(now), now)
         self.refused = {task_id: until for task_id, until in self.refused.items() if until > now}
 
-    # Deliveries
-
-    def delivered(self, delivery: Delivery) -> None:
-        if delivery.state is DeliveryState.PENDING:
-            delivery.sending, delivery.state, delivery.error = False, DeliveryState.DELIVERED, None
-            self._save(delivery)
-
-    def not_delivered(self, delivery: Delivery, why: str, now: float) -> None:
-        if delivery.state is not DeliveryState.PENDING:
-            return
-        delivery.sending, delivery.error = False, why
-        delivery.due_at = now + min(FIRST_WAIT * 2**delivery.tries, LONGEST_WAIT)
-        delivery.tries = min(delivery.tries + 1, 62)
-        self._save(delivery)
-
-    def _check_delivery(self, delivery: Delivery, now: float) -> None:
-        if delivery.state is not DeliveryState.PENDING or delivery.sending:
-            return
-        if delivery.deadline <= now:
-            delivery.state = DeliveryState.EXPIRED
-            self._save(delivery)
-        elif delivery.due_at <= now:
-            delivery.sending = True
-            self.due.append(delivery)
-
-    def _owe(self, task: Task, now: float) -> None:
-        if task.callback_url is None:
-            return
-        if task.delivery is not None and task.delivery.state is DeliveryState.PENDING:
-            task.delivery.state = DeliveryState.EXPIRED
-            self._save(task.delivery)
-        name = sha256(f"{task.task_id}\n{task.callback_url}".encode()).hexdigest()[:32]
-        task.delivery = Delivery(
-            delivery_id=name,
-            task_id=task.task_id,
-            url=task.callback_url,
-            due_at=now,
-            deadline=now + self.delivery_seconds,
-        )
-        self._save(task.delivery)
-        self._check_delivery(task.delivery, now)
+    def _renew_all(self, now: float) -> None:
+        for node in self.fleet.nodes.values():
+            for attempt in node.leases.values():
+                attempt.expires_at = now + self.lease_seconds
 
     # Attempts
-
-    def _node(self, request: PollRequest) -> Node:
-        node = self.nodes.get(request.node_id)
-        if node is None:
-            node = self.nodes[request.node_id] = Node(
-                node_id=request.node_id,
-                epoch=request.epoch,
-                gateway_url=request.gateway_url,
-                workers=request.workers,
-                engine=request.engine,
-            )
-            self._save(node)
-        if request.epoch < node.epoch:
-            raise StaleEpoch(request.node_id)
-        return node
-
-    def _leased(self, node_id: str) -> list[tuple[Session, Attempt]]:
-        pairs = ((session, session.live) for session in self.sessions.values())
-        return [(session, live) for session, live in pairs if live is not None and live.node_id == node_id]
 
     def _renew(self, node: Node, held: Held, now: float) -> Cancel | None:
         session = self.sessions.get(held.session_id)
         attempt = session.attempt(held.attempt) if session is not None else None
         if session is None or attempt is None or attempt.node_id != node.node_id or attempt.epoch != node.epoch:
             return Cancel(session_id=held.session_id, attempt=held.attempt, why="lost")
-        if attempt.state is AttemptState.LOST and session.queued and attempt is session.attempts[-1]:
-            attempt.state, attempt.fault = AttemptState.LEASED, None
-            self._save(attempt)
+        if attempt.state is AttemptState.LOST:
+            self._take_back(session, attempt, node)
         if attempt.state is not AttemptState.LEASED:
             return Cancel(session_id=held.session_id, attempt=held.attempt, why="lost")
         attempt.expires_at, attempt.seen = now + self.lease_seconds, True
         attempt.sampled_tokens = max(attempt.sampled_tokens, held.sampled_tokens)
         self._enter(session, held.stage)
         return _cancel(session, attempt) if session.stopping is not None else None
+
+    def _take_back(self, session: Session, attempt: Attempt, node: Node) -> None:
+        """A lost attempt that its node still has goes on, where no other has begun and there is still room for it."""
+        task = self.tasks[session.task_id]
+        if session.queued and attempt is session.attempts[-1] and task.needs.amount.within(node.free):
+            attempt.fault = None
+            self._set_state(attempt, AttemptState.LEASED)
+            self._save(session)
 
     def _lease(self, session: Session, node: Node, now: float) -> Attempt:
         attempt = Attempt(
@@ -280,15 +214,39 @@ class Machine:
         assert node.asking is not None
         node.asking.init -= 1
         node.asking.run -= 1
+        self._hold(attempt, self.tasks[session.task_id])
         self._save(attempt)
         self._save(session)
         self._enter(session, SessionStatus.INITIALIZING)
         return attempt
 
-    def _lose(self, session: Session, attempt: Attempt, fault: str, now: float) -> None:
-        last = self._is_last(session, attempt)
-        attempt.state, attempt.fault = AttemptState.LOST, fault
+    def _hold(self, attempt: Attempt, task: Task) -> None:
+        self.fleet.reserve(attempt, task)
+        self._expiries.set(attempt.expires_at, attempt)
+
+    def _set_state(self, attempt: Attempt, state: AttemptState) -> None:
+        """The one place where an attempt's state changes: a lease is on its node's books while it is live."""
+        task = self.tasks[self.sessions[attempt.session_id].task_id]
+        was_live, attempt.state = attempt.state is AttemptState.LEASED, state
+        if was_live:
+            self._line.look_at(self.fleet.release(attempt, task))
+        if state is AttemptState.LEASED:
+            self._hold(attempt, task)
         self._save(attempt)
+
+    def _check_lease(self, attempt: Attempt, now: float) -> None:
+        if attempt.state is not AttemptState.LEASED:
+            return
+        if attempt.expires_at <= now:
+            self._lose(attempt, "gateway_lost", now)
+        else:
+            self._expiries.set(attempt.expires_at, attempt)
+
+    def _lose(self, attempt: Attempt, fault: str, now: float) -> None:
+        session = self.sessions[attempt.session_id]
+        last = self._is_last(session, attempt)
+        attempt.fault = fault
+        self._set_state(attempt, AttemptState.LOST)
         session.fault, session.error = fault, f"the gateway {attempt.node_id} was lost ({fault})"
         if last and session.stopping is None:
             self._end(session, SessionStatus.ERROR, Termination.INFRASTRUCTURE, now)
@@ -315,16 +273,15 @@ class Machine:
         return attempt is session.live and attempt.number >= self.tasks[session.task_id].max_attempts
 
     def _end_attempt(self, attempt: Attempt, state: AttemptState, result: NodeResult) -> None:
-        attempt.state, attempt.fault, attempt.log_sha256 = state, result.fault, result.log_sha256
+        attempt.fault, attempt.log_sha256 = result.fault, result.log_sha256
         if result.tokens is not None:
             attempt.sampled_tokens = result.tokens.sampled
-        self._save(attempt)
+        self._set_state(attempt, state)
 
     def _accept(self, session: Session, attempt: Attempt, result: NodeResult, now: float) -> None:
         rival = session.live
         if rival is not None and rival is not attempt:
-            rival.state = AttemptState.SUPERSEDED
-            self._save(rival)
+            self._set_state(rival, AttemptState.SUPERSEDED)
             self._tell(rival, Cancel(session_id=rival.session_id, attempt=rival.number, why="lost"))
         self._end_attempt(attempt, AttemptState.WON, result)
         session.winner, session.node_id = attempt.number, attempt.node_id
@@ -332,7 +289,7 @@ class Machine:
         self._end(session, result.status, result.termination, now)
 
     def _tell(self, attempt: Attempt, cancel: Cancel) -> None:
-        node = self.nodes.get(attempt.node_id)
+        node = self.fleet.nodes.get(attempt.node_id)
         if node is not None and node.epoch == attempt.epoch:
             node.cancels.append(cancel)
 
@@ -345,16 +302,21 @@ class Machine:
         self.events.append(("session.state_changed", {"session_id": session.session_id, "status": status.value}))
 
     def _requeue(self, session: Session, now: float) -> None:
-        session.queued_at = now
+        session.queued_at = self.queue_clock(now)
         self._save(session)
         self._enter(session, SessionStatus.REGISTERED)
         task = self.tasks[session.task_id]
-        task.queue.append(session)
+        self._wait(session, task)
         self._line.offer(task)
 
-    def _check_queue_budget(self, session: Session, now: float) -> None:
-        budget = self.tasks[session.task_id].queue_seconds
-        if budget is not None and now - session.queued_at > budget:
+    def _wait(self, session: Session, task: Task) -> None:
+        task.queue.append(session)
+        if task.queue_seconds is not None:
+            self._patience.set(session.queued_at + task.queue_seconds, (session, session.queued_at))
+
+    def _check_queue_budget(self, session: Session, since: float, now: float) -> None:
+        if session.queued and session.queued_at == since:
+            budget = self.tasks[session.task_id].queue_seconds
             session.error = f"no gateway took the session within its queue budget of {budget:g} s"
             self._end(session, SessionStatus.TIMEOUT, Termination.QUEUE, now)
 
@@ -391,24 +353,10 @@ class Machine:
         else:
             task.status, task.error = TaskState.FAILED, scores.why_failed(task)
         self.events.append(("task.completed", {"task_id": task.task_id, "status": task.status.value}))
-        self._owe(task, now)
+        self.owed.owe(task, now)
 
     def _save(self, row: Row) -> None:
-        self.dirty[_key(row)] = row
-
-
-def _key(row: Row) -> tuple[str, str, int]:
-    match row:
-        case Task():
-            return ("task", row.task_id, 0)
-        case Session():
-            return ("session", row.session_id, 0)
-        case Attempt():
-            return ("attempt", row.session_id, row.number)
-        case Delivery():
-            return ("delivery", row.delivery_id, 0)
-        case Node():
-            return ("node", row.node_id, 0)
+        self.dirty[key_of(row)] = row
 
 
 def _cancel(session: Session, attempt: Attempt) -> Cancel:

@@ -28,7 +28,7 @@ from polar.nodeapi import (
 )
 from polar.public import session_result
 from polar.server.core import Core
-from polar.server.machine import StaleEpoch
+from polar.server.fleet import StaleEpoch
 from polar.server.state import Node, Session, Task
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class NodeApi:
             cancels = core.machine.poll(report, core.now(), time.time())
         except StaleEpoch as stale:
             raise _newer(report.node_id) from stale
-        node = core.machine.nodes[report.node_id]
+        node = core.machine.fleet.nodes[report.node_id]
         leases = [core.lease(attempt) for attempt in core.machine.unheard(node, core.now())]
         await core.settle()
         return _packed(PollReply(epoch=node.epoch, leases=leases, cancels=cancels, orders=node.orders))

@@ -14,39 +14,41 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.05
 
 
-class Pauses:
-    def __init__(self) -> None:
-        self._order: Order | None = None
-        self._until = 0.0
+async def pause(core: Core, mode: Literal["drain", "abort"], seconds: float) -> bool:
+    """True when every connected gateway has paused; False when one did not in time, and all go on again, or when
+    another order came between."""
+    order = Order(id=secrets.token_hex(8), kind="pause", mode=mode, timeout_seconds=seconds)
+    pause = core.machine.fleet.pause
+    core.machine.fleet.order(order, core.now())
+    until = pause.until
+    await core.settle()
+    while pause.order_id == order.id and core.now() < until:
+        if not _waiting(core):
+            return True
+        await asyncio.sleep(_LOOK_SECONDS)
+    if pause.order_id in (order.id, None) and core.now() >= until:
+        await resume(core)
+    return False
 
-    async def pause(self, core: Core, mode: Literal["drain", "abort"], seconds: float) -> bool:
-        """True when every connected gateway has paused; False when one did not in time, and all go on again."""
-        order = Order(id=secrets.token_hex(8), kind="pause", mode=mode, timeout_seconds=seconds)
-        self._order, self._until = order, core.now() + seconds
-        core.machine.order(order, core.now())
-        await core.settle()
-        while self._order is order and core.now() < self._until:
-            if not self._waiting(core):
-                return True
-            await asyncio.sleep(_LOOK_SECONDS)
-        if self._order is order:
-            await self.resume(core)
-        return False
 
-    async def resume(self, core: Core) -> None:
-        self._order = None
-        core.machine.order(Order(id=secrets.token_hex(8), kind="resume"), core.now())
-        await core.settle()
+async def resume(core: Core) -> None:
+    core.machine.fleet.order(Order(id=secrets.token_hex(8), kind="resume"), core.now())
+    await core.settle()
 
-    def status(self, core: Core) -> dict[str, Any]:
-        paused = self._order is not None and core.now() < self._until
-        waiting = self._waiting(core) if paused else []
-        return {
-            "paused": paused and not waiting,
-            "mode": self._order.mode if paused and self._order is not None else None,
-            "seconds_left": max(0.0, self._until - core.now()) if paused else 0.0,
-            "waiting_for": waiting,
-        }
 
-    def _waiting(self, core: Core) -> list[str]:
-        return [node.node_id for node in core.live_nodes() if self._order in node.orders]
+def status(core: Core) -> dict[str, Any]:
+    pause, now = core.machine.fleet.pause, core.now()
+    paused = core.machine.fleet.paused(now)
+    waiting = _waiting(core) if paused else []
+    return {
+        "paused": paused and not waiting,
+        "mode": pause.mode if paused else None,
+        "seconds_left": pause.until - now if paused else 0.0,
+        "waiting_for": waiting,
+    }
+
+
+def _waiting(core: Core) -> list[str]:
+    """Gateways that have not acknowledged the pause that is on."""
+    current = core.machine.fleet.pause.order_id
+    return [node.node_id for node in core.live_nodes() if any(order.id == current for order in node.orders)]

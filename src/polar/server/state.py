@@ -1,7 +1,7 @@
 """What the rollout server knows: one struct a table row, with the few fields beside them that a restart may forget.
 
-Times are seconds of the server's uptime, which goes on where it stood after a restart; `created_at` and
-`updated_at` alone are wall-clock times, for people.
+Times are seconds of the server's uptime, which goes on where it stood after a restart; `queued_at` alone is by the
+queue clock (see Pause); `created_at`, `updated_at` and `last_heartbeat` are wall-clock times, for people.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 
 from polar.nodeapi import Cancel, EngineState, Order, Workers
 from polar.records import GatewayMetrics, SessionStatus, SessionTiming, TaskState, Termination
+from polar.server.needs import NOTHING, Amount, Needs
 
 
 class AttemptState(StrEnum):
@@ -114,6 +115,7 @@ class Task(msgspec.Struct, kw_only=True):
     harness: str
     """the harness's name, or its import path"""
     model: str
+    needs: Needs = Needs()
     graded: bool = False
     callback_url: str | None = None
     callback_format: str = "json"
@@ -144,6 +146,29 @@ class Task(msgspec.Struct, kw_only=True):
         return self.status.terminal and (self.delivery is None or self.delivery.state is not DeliveryState.PENDING)
 
 
+class Pause(msgspec.Struct, kw_only=True):
+    """The pause of inference at every gateway, while `order_id` is not None, and the queue clock, which stands still
+    meanwhile. One row."""
+
+    id: int = 0
+    order_id: str | None = None
+    mode: str = "drain"
+    began: float = 0.0
+    until: float = 0.0
+    stood: float = 0.0
+    """seconds that the queue clock has stood still before this pause"""
+
+    def clock(self, now: float) -> float:
+        paused = min(now, self.until) - self.began if self.order_id is not None else 0.0
+        return now - self.stood - paused
+
+
+class ForgottenNode(msgspec.Struct, kw_only=True):
+    """Its row goes."""
+
+    node_id: str
+
+
 class Node(msgspec.Struct, kw_only=True):
     """`asking` is the room it has left of what it offered in the request for work that it holds open now."""
 
@@ -159,8 +184,48 @@ class Node(msgspec.Struct, kw_only=True):
     draining: bool = False
     last_heartbeat: float = 0.0
     seen_at: float | None = None
+    labels: dict[str, str] = {}
+    total: Amount = NOTHING
+    reserved: Amount = NOTHING
+    """what its live leases ask for together"""
+    leases: dict[str, Attempt] = {}
+    """the live ones by session"""
     asking: Workers | None = None
     cancels: list[Cancel] = []
     orders: list[Order] = []
     untold: list[Order] = []
     """those of `orders` that no reply has carried yet"""
+
+    @property
+    def free(self) -> Amount:
+        return self.total - self.reserved
+
+    @property
+    def abilities(self) -> tuple[object, ...]:
+        """What decides which sessions it can take, its room aside."""
+        return self.runtimes, self.harnesses, self.labels, self.total, self.engine.healthy, self.epoch
+
+    @property
+    def open(self) -> bool:
+        """It takes sessions at this moment."""
+        return self.asking is not None and self.asking.init > 0 and self.engine.healthy and not self.draining
+
+
+Row = Task | Session | Attempt | Delivery | Node | ForgottenNode | Pause
+
+
+def key_of(row: Row) -> tuple[str, str, int]:
+    """What tells rows apart; a node that comes back takes the place of the word that it is forgotten."""
+    match row:
+        case Task():
+            return ("task", row.task_id, 0)
+        case Session():
+            return ("session", row.session_id, 0)
+        case Attempt():
+            return ("attempt", row.session_id, row.number)
+        case Delivery():
+            return ("delivery", row.delivery_id, 0)
+        case Node() | ForgottenNode():
+            return ("node", row.node_id, 0)
+        case Pause():
+            return ("pause", "", 0)

@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 from fastapi.exceptions import RequestValidationError
 
 from polar.requests import TaskRequest
+from polar.server import placement
+from polar.server.needs import needs_of
 from polar.server.state import Node, Session, Task
 
 
@@ -33,7 +35,8 @@ def digest(request: TaskRequest) -> str:
     return sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
-def new_task(request: TaskRequest, now: float, wall: float) -> Task:
+def new_task(request: TaskRequest, clock: float, wall: float) -> Task:
+    """`clock` is the queue clock, `wall` the time of day."""
     source = request.metadata.get("source")
     runtime, agent = request.runtime, request.agent
     slug = re.sub(r"[^A-Za-z0-9._-]", "_", request.task_id)[:80]
@@ -48,6 +51,7 @@ def new_task(request: TaskRequest, now: float, wall: float) -> Task:
         runtime=runtime.backend if runtime is not None else None,
         harness=agent.harness or agent.import_path or "",
         model=agent.model_name,
+        needs=needs_of(request),
         graded=request.evaluator is not None,
         callback_url=request.callback_url,
         callback_format=request.callback_format,
@@ -60,7 +64,7 @@ def new_task(request: TaskRequest, now: float, wall: float) -> Task:
                 session_id=f"{slug}-s{index}-{secrets.token_hex(4)}",
                 task_id=request.task_id,
                 index=index,
-                queued_at=now,
+                queued_at=clock,
             )
             for index in range(request.num_samples)
         ],
@@ -96,6 +100,8 @@ def _unknown_names(request: TaskRequest, live: Sequence[Node]) -> Iterator[Mista
     runtimes = {name for node in live for name in node.runtimes}
     if request.runtime is not None:
         yield from _unknown("runtime", ("runtime", "backend"), request.runtime.backend, runtimes)
+    for path, problem in placement.too_much(request, live):
+        yield ("body", *path), problem
 
 
 def _unknown(kind: str, path: tuple[str, ...], name: str | None, known: Any) -> Iterator[Mistake]:

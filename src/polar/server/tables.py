@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from polar.errors import ConfigError
-from polar.server.state import Attempt, Delivery, Node, Session, Task
+from polar.server.state import Attempt, Delivery, ForgottenNode, Node, Pause, Session, Task
 
 MIGRATIONS = [
     """
@@ -41,6 +41,11 @@ MIGRATIONS = [
         node_id TEXT PRIMARY KEY, epoch INTEGER, gateway_url TEXT, workers TEXT, engine TEXT, runtimes TEXT,
         harnesses TEXT, heartbeat_interval_seconds REAL, draining INTEGER, last_heartbeat REAL);
     """,
+    """
+    ALTER TABLE tasks ADD COLUMN needs TEXT NOT NULL DEFAULT '{}';
+    CREATE TABLE pauses (
+        id INTEGER PRIMARY KEY, order_id TEXT, mode TEXT, began REAL, until REAL, stood REAL);
+    """,
 ]
 _TABLES: dict[type[msgspec.Struct], str] = {
     Task: "tasks",
@@ -48,12 +53,13 @@ _TABLES: dict[type[msgspec.Struct], str] = {
     Attempt: "attempts",
     Delivery: "deliveries",
     Node: "nodes",
+    Pause: "pauses",
 }
 OPEN_TASKS = (
     "task_id IN (SELECT task_id FROM tasks WHERE status IN ('running', 'cancelling') "
     "UNION SELECT task_id FROM deliveries WHERE state = 'pending')"
 )
-_JSON_COLUMNS = frozenset({"timing", "workers", "engine", "runtimes", "harnesses"})
+_JSON_COLUMNS = frozenset({"timing", "workers", "engine", "runtimes", "harnesses", "needs"})
 S = TypeVar("S", bound=msgspec.Struct)
 
 
@@ -70,7 +76,7 @@ class Tables:
             raise ConfigError(f"the server's database {path} cannot be used: {error}") from error
         self._columns = {
             kind: [row[1] for row in self.select(f"PRAGMA table_info({table})")] for kind, table in _TABLES.items()
-        }
+        } | {ForgottenNode: ["node_id"]}
 
     def _migrate(self, path: str) -> None:
         self._db.execute("CREATE TABLE IF NOT EXISTS migrations (version INTEGER PRIMARY KEY)")
@@ -96,6 +102,9 @@ class Tables:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             for kind, values in batch:
+                if kind is ForgottenNode:
+                    self._db.execute("DELETE FROM nodes WHERE node_id = ?", values)
+                    continue
                 places = ",".join("?" * len(values))
                 self._db.execute(f"INSERT OR REPLACE INTO {_TABLES[kind]} VALUES ({places})", values)
             self._db.execute("UPDATE clock SET uptime = ?", (uptime,))
@@ -110,6 +119,9 @@ class Tables:
 
     def nodes(self) -> list[Node]:
         return self._read(Node, "1", ())
+
+    def pause(self) -> Pause:
+        return next(iter(self._read(Pause, "1", ())), Pause())
 
     def tasks(self, where: str = OPEN_TASKS, values: Sequence[Any] = ()) -> list[Task]:
         """With their sessions, attempts and the delivery to their callback_url."""

@@ -14,7 +14,7 @@ from polar.codec import to_json, to_msgpack
 from polar.config import IGNORED_HEADER
 from polar.records import TaskState, TaskStatus
 from polar.requests import TaskRequest, ignored_fields
-from polar.server import submission, views
+from polar.server import pauses, submission, views
 from polar.server.core import Core, DiskFull
 from polar.server.state import Session, Task
 
@@ -94,7 +94,7 @@ async def _submit(core: Core, request: TaskRequest) -> Task:
         return task
     if core.files.full():
         raise DiskFull(f"no room for new tasks: the disk of {core.files.folder} is full")
-    task = submission.new_task(request, core.now(), time.time())
+    task = submission.new_task(request, core.machine.queue_clock(core.now()), time.time())
     core.machine.submit(task)
     try:
         await core.flush()
@@ -182,7 +182,7 @@ def _node_routes(router: APIRouter, core: Core) -> None:
     @router.delete("/nodes/{node_id}")
     async def drain_node(node_id: str, request: Request) -> Response:
         _node(core, node_id)
-        core.machine.drain(core.machine.nodes[node_id])
+        core.machine.fleet.drain(core.machine.fleet.nodes[node_id])
         await core.settle()
         return reply(request, _node(core, node_id))
 
@@ -192,27 +192,27 @@ def _node_routes(router: APIRouter, core: Core) -> None:
         mode: Literal["drain", "abort"] = "drain",
         timeout_seconds: Annotated[float, Query(gt=0, le=86400, allow_inf_nan=False)] = 300.0,
     ) -> Response:
-        if not await core.pauses.pause(core, mode, timeout_seconds):
+        if not await pauses.pause(core, mode, timeout_seconds):
             raise HTTPException(504, f"not every gateway paused within {timeout_seconds:g} s: resumed")
-        return reply(request, core.pauses.status(core))
+        return reply(request, pauses.status(core))
 
     @router.post("/rollout/inference/resume")
     async def resume(request: Request) -> Response:
-        await core.pauses.resume(core)
-        return reply(request, core.pauses.status(core))
+        await pauses.resume(core)
+        return reply(request, pauses.status(core))
 
     @router.get("/rollout/inference/status")
     async def inference_status(request: Request) -> Response:
-        return reply(request, core.pauses.status(core))
+        return reply(request, pauses.status(core))
 
 
 def _nodes(core: Core) -> dict[str, Any]:
     live = core.live_nodes()
-    return {"nodes": [views.node_info(node, live) for node in core.machine.nodes.values()]}
+    return {"nodes": [views.node_info(node, live) for node in core.machine.fleet.nodes.values()]}
 
 
 def _node(core: Core, node_id: str) -> Any:
-    node = core.machine.nodes.get(node_id)
+    node = core.machine.fleet.nodes.get(node_id)
     if node is None:
         raise HTTPException(404, f"there is no node {node_id}")
     return views.node_info(node, core.live_nodes())

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from polar.records import GatewayNodeInfo, SessionSummary, TaskStatus, TaskSummary
-from polar.server.line import can_run
+from polar.server.needs import resources_of
+from polar.server.placement import waiting_for
 from polar.server.state import Node, Session, Task
 
 SUMMARY_COLUMNS = TaskSummary.__struct_fields__
@@ -22,39 +23,6 @@ def task_status(task: Task, live: Sequence[Node], *, full: bool = False) -> Task
         waiting_for=waiting_for(task, live, full=full),
         error=task.error,
     )
-
-
-def waiting_for(task: Task, live: Sequence[Node], *, full: bool) -> str | None:
-    """What has to change before a gateway can take the task's waiting sessions; None where it is only their turn."""
-    if task.status.terminal or not any(session.queued for session in task.sessions):
-        return None
-    if full:
-        return "room on the rollout server's disk"
-    if not live:
-        return "a gateway: none is connected"
-    able = [node for node in live if can_run(node, task)]
-    if not able:
-        return _missing(task, live)
-    taking = [node for node in able if not node.draining]
-    if not taking:
-        return f"a gateway: {_names(able)} drained"
-    if any(node.engine.healthy for node in taking):
-        return None
-    return "a healthy engine: " + "; ".join(f"{node.node_id}: {node.engine.problem or 'not ready'}" for node in taking)
-
-
-def _missing(task: Task, live: Sequence[Node]) -> str:
-    for kind, wanted, known in (
-        ("harness", task.harness, {name for node in live for name in node.harnesses}),
-        ("runtime", task.runtime, {name for node in live for name in node.runtimes}),
-    ):
-        if wanted is not None and ":" not in wanted and wanted not in known:
-            return f"a gateway with the {kind} {wanted!r}: {_names(live)} has {', '.join(sorted(known)) or 'none'}"
-    return f"a gateway with both the harness {task.harness!r} and the runtime {task.runtime!r}"
-
-
-def _names(nodes: Sequence[Node]) -> str:
-    return ", ".join(node.node_id for node in nodes)
 
 
 def session_summary(session: Session) -> SessionSummary:
@@ -81,6 +49,9 @@ def node_info(node: Node, live: Sequence[Node]) -> GatewayNodeInfo:
         healthy=node.engine.healthy and any(other is node for other in live),
         draining=node.draining,
         last_heartbeat=node.last_heartbeat,
+        labels=node.labels,
+        resources=resources_of(node.total),
+        reserved=resources_of(node.reserved),
     )
 
 

@@ -16,7 +16,8 @@ import httpx
 
 CHECK_ARTIFACT = {"strategy": "command", "config": {"command": 'test -f "$ARTIFACTS_DIR/done"'}}
 
-_WITH_PLUGINS = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+_PATHS = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+_WITH_PLUGINS = os.environ | {"PYTHONPATH": os.pathsep.join(_PATHS)}
 """so that the gateway can import `peers.broken:Broken`"""
 
 

@@ -85,7 +85,7 @@ class KillRun:
         listening = threading.Thread(target=self._listen)
         listening.start()
         topology = ["--topology", str(self.folder / "topology.yaml")]
-        env = {TOKEN_VARIABLE: TOKEN, "PYTHONPATH": str(Path(__file__).parent)}
+        env = {TOKEN_VARIABLE: TOKEN}
         server = Supervised(["server", *topology], self.folder, "server", self.plans["server"], env)
         gateway_argv = ["gateway", *topology, "--data", str(self.gateway_data)]
         gateway = Supervised(gateway_argv, self.folder, "gateway", self.plans["gateway"], env)

@@ -102,7 +102,8 @@ class Builder(Protocol):
 
 
 class EvaluationContext(msgspec.Struct, kw_only=True):
-    """What an evaluator sees. `runtime` is the agent's sandbox with every agent process dead, or a fresh one."""
+    """What an evaluator sees. `runtime` is the agent's sandbox with every agent process dead, or a fresh one.
+    `timeout` is for its commands; the budget of the whole, which a pause stretches, ends it from outside."""
 
     task: TaskRequest
     session_id: str
@@ -212,10 +213,15 @@ class Rendering(Protocol):
         ...
 
     def bridge(
-        self, sequence: np.ndarray, new_messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+        self,
+        sequence: np.ndarray,
+        new_messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        *,
+        sampled: int,
     ) -> np.ndarray | None:
-        """Ids [m] to append behind `sequence` (a prompt and what was sampled for it) so that `new_messages` and the
-        generation prompt follow; None where that cannot be done exactly."""
+        """Ids [m] to append behind `sequence`, a prompt and the `sampled` ids that end it, so that `new_messages` and
+        the generation prompt follow; None where that cannot be done exactly. Tool results have their tool's `name`."""
         ...
 
     def parse(self, ids: np.ndarray, tools: list[dict[str, Any]] | None) -> dict[str, Any]:

@@ -1,15 +1,30 @@
-"""Clocks for a stage: a budget that ends it, a timing that notes it."""
+"""Clocks for a stage: a budget that ends it and stands still while the proxy is paused, a timing that notes it."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
-from polar.errors import PolarError
+import structlog
+
+from polar.errors import PolarError, ServerFault
 from polar.records import SessionTiming
+
+T = TypeVar("T")
+Paused = Callable[[], float]
+"""tells the seconds so far that count against nobody"""
+log = structlog.get_logger("polar.gateway")
+_OBEY_SECONDS = 10.0
+_GRAIN_SECONDS = 0.05
+"""between two looks at the clock while a pause holds the end off"""
+
+
+def never() -> float:
+    """Of a pause that there is not."""
+    return 0.0
 
 
 class StageTimeout(PolarError):
@@ -18,35 +33,32 @@ class StageTimeout(PolarError):
     default_name = "budget"
 
 
-@asynccontextmanager
-async def budget(seconds: float, stage: str) -> AsyncIterator[None]:
-    """Raises StageTimeout when the block takes longer."""
-    try:
-        async with asyncio.timeout(seconds) as clock:
-            yield
-    except TimeoutError as late:
-        if clock.expired():
-            raise StageTimeout(f"the budget of {stage}, {seconds:g} s, is spent") from late
-        raise
-
-
-async def finished_within(work: Coroutine[Any, Any, None], seconds: float, paused: Callable[[], float]) -> bool:
-    """Runs `work`; False when it was cancelled because it had used `seconds` up. `paused` tells the seconds so far
-    that count for nobody. What `work` raises is raised."""
-    started, paused_before = time.monotonic(), paused()
+async def within(seconds: float, stage: str, work: Coroutine[Any, Any, T], paused: Paused) -> T:
+    """What `work` returns or raises. Raises StageTimeout when it has used `seconds` up. However this ends, `work` has
+    been cancelled; should it not obey, it is named and left to whoever takes its sandbox away."""
     task = asyncio.create_task(work)
+    started, before = time.monotonic(), paused()
     try:
         while not task.done():
-            left = seconds - (time.monotonic() - started) + (paused() - paused_before)
+            left = seconds - (time.monotonic() - started) + (paused() - before)
             if left <= 0:
-                return False
-            await asyncio.wait({task}, timeout=left)
-        await task
-        return True
+                raise StageTimeout(f"the budget of {stage}, {seconds:g} s, is spent")
+            await asyncio.wait({task}, timeout=max(left, _GRAIN_SECONDS))
+        if task.cancelled():
+            raise ServerFault(f"{stage} cancelled itself", name="bug")
+        return task.result()
     finally:
         if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
+            await _cancel(task, stage)
+
+
+async def _cancel(task: asyncio.Task[Any], stage: str) -> None:
+    task.cancel()
+    await asyncio.wait({task}, timeout=_OBEY_SECONDS)
+    if not task.done():
+        log.error("does not end when it is cancelled", stage=stage)
+    elif not task.cancelled() and (late := task.exception()) is not None:
+        log.warning("fault while being cancelled", stage=stage, why=str(late))
 
 
 @contextmanager

@@ -50,7 +50,9 @@ class _Routes:
     async def health(self, request: web.Request) -> web.StreamResponse:
         gateway = self._gateway
         engine = gateway.watch.state if gateway.watch else None
-        return _answer({"status": "ok", "node_id": gateway.node.id, "engine": engine, "draining": gateway.draining})
+        return _answer(
+            {"status": "ok", "node_id": gateway.node.id, "engine": engine, "draining": gateway.orders.draining}
+        )
 
     async def sessions(self, request: web.Request) -> web.StreamResponse:
         return _answer({"sessions": [_describe(item) for item in self._gateway.sessions.values()]})

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from polar.errors import EvaluationFault, SandboxFault, TaskFault
-from polar.gateway.budgets import StageTimeout, budget
+from polar.gateway.budgets import Paused, StageTimeout, never, within
 from polar.plugins import blamed_on
 from polar.protocols import EvaluationContext, Evaluator
 from polar.records import EvaluationResult
@@ -18,23 +18,26 @@ MakeContext = Callable[[], Awaitable[EvaluationContext]]
 """Makes the context of one try: with the agent's own sandbox, all processes dead, or a fresh one."""
 
 
-async def grade(evaluator: Evaluator, seconds: float, context: MakeContext) -> EvaluationResult:
-    """Raises EvaluationFault after the second failure."""
+async def grade(evaluator: Evaluator, seconds: float, context: MakeContext, paused: Paused = never) -> EvaluationResult:
+    """Each try has `seconds`. Raises EvaluationFault after the second failure."""
     try:
-        return await _grade_once(evaluator, seconds, context)
+        return await _grade_once(evaluator, seconds, context, paused)
     except EvaluationFault as first:
         log.warning("evaluation failed, once more", why=first.message)
-        return await _grade_once(evaluator, seconds, context)
+        return await _grade_once(evaluator, seconds, context, paused)
 
 
-async def _grade_once(evaluator: Evaluator, seconds: float, make_context: MakeContext) -> EvaluationResult:
+async def _grade_once(evaluator: Evaluator, seconds: float, context: MakeContext, paused: Paused) -> EvaluationResult:
     try:
-        async with budget(seconds, "evaluate"):
-            context = await make_context()
-            with blamed_on(EvaluationFault, "the evaluator"):
-                result = await evaluator.evaluate(context)
+        return await within(seconds, "evaluate", _evaluate(evaluator, context), paused)
     except (StageTimeout, SandboxFault, TaskFault) as fault:
         raise EvaluationFault(fault.message) from fault
+
+
+async def _evaluate(evaluator: Evaluator, make_context: MakeContext) -> EvaluationResult:
+    context = await make_context()
+    with blamed_on(EvaluationFault, "the evaluator"):
+        result = await evaluator.evaluate(context)
     _check(result, len(context.trajectory.traces))
     return result
 

@@ -24,7 +24,8 @@ from polar.nodeapi import (
 
 T = TypeVar("T")
 _MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
-_UPLOAD_BYTES = 4 << 20
+PART_BYTES = 4 << 20
+"""of a log that is uploaded in one request"""
 _KEEP_ALIVE_SECONDS = 3.0
 """Shorter than any server's: a connection that the server closes while a request is on its way loses the request."""
 
@@ -67,16 +68,16 @@ class ServerLink:
         return await self._post(path, result, ResultReply, seconds=60.0)
 
     async def upload(self, session_id: str, attempt: int, packed: Path) -> None:
-        """Sends a packed log, going on from where the server says it stands."""
-        data = await asyncio.to_thread(packed.read_bytes)
+        """Sends a packed log part by part, going on from where the server says it stands."""
         path = f"/node/sessions/{session_id}/{attempt}/log"
-        offset = 0
-        while True:
-            part = data[offset : offset + _UPLOAD_BYTES]
-            reply = await self._send("PUT", f"{path}?offset={offset}", part, Uploaded, seconds=60.0)
-            if reply.size >= len(data):
-                return
-            offset = reply.size
+        size = packed.stat().st_size
+        stands = 0 if size <= PART_BYTES else await self._put(path, 0, b"")
+        while stands < size:
+            stands = await self._put(path, stands, await asyncio.to_thread(_part, packed, stands))
+
+    async def _put(self, path: str, offset: int, part: bytes) -> int:
+        """How many bytes the server has after it."""
+        return (await self._send("PUT", f"{path}?offset={offset}", part, Uploaded, seconds=60.0)).size
 
     async def _post(self, path: str, record: object, reply: type[T], seconds: float) -> T:
         return await self._send("POST", path, to_msgpack(record), reply, seconds)
@@ -97,3 +98,9 @@ class ServerLink:
         if answer.status >= 400:
             raise Refused(f"{method} {path}: {answer.status} {content[:300]!r}", answer.status)
         return from_msgpack(content, reply)
+
+
+def _part(path: Path, offset: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(PART_BYTES)

@@ -19,11 +19,13 @@ from polar.errors import ConfigError, ServerFault, from_os_error
 from polar.gateway.control import control_routes
 from polar.gateway.engine_watch import EngineWatch
 from polar.gateway.link import Refused, ServerLink
+from polar.gateway.orders import Orders
 from polar.gateway.outbox import Outbox
+from polar.gateway.resources import resources
 from polar.gateway.session import NodeFacts, Session
 from polar.gateway.stages import Stages
 from polar.harnesses import HARNESSES
-from polar.nodeapi import Held, Lease, NodeResult, Order, PollReply, PollRequest, Workers, WorkReply, WorkRequest
+from polar.nodeapi import Held, Lease, NodeResult, PollReply, PollRequest, Workers, WorkReply, WorkRequest
 from polar.proxy import make_engine
 from polar.records import SessionStatus, Termination
 from polar.runtimes import RUNTIMES, Launcher, sweep
@@ -31,6 +33,7 @@ from polar.runtimes import RUNTIMES, Launcher, sweep
 log = structlog.get_logger("polar.gateway")
 _NO_ROOM = Workers(init=0, run=0, postrun=0)
 _RETRY_SECONDS = 1.0
+_HEAD_START_SECONDS = 5.0
 _ENGINE_FAULTS = frozenset({"engine_down", "engine_error", "engine_timeout", "engine_lies"})
 
 
@@ -43,7 +46,6 @@ class Gateway:
         self.node = node
         self.url = node.url
         self.epoch = time.time_ns() // 1_000_000
-        self.draining = False
         self.stages = Stages(
             Workers(init=node.max_init_workers, run=node.max_run_workers, postrun=node.max_postrun_workers)
         )
@@ -55,28 +57,26 @@ class Gateway:
         self._link = ServerLink(server_url, token)
         self._launcher = Launcher()
         self._runtimes = _offered(node)
+        self._resources = resources(node.resources)
         self._heartbeat = heartbeat_seconds
         self._delivering: set[tuple[str, int]] = set()
-        self._acked: list[str] = []
-        self._orders: set[str] = set()
         self._news = asyncio.Event()
         """the server is told before the next heartbeat is due"""
+        self.orders = Orders(self._news)
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self, ready: Callable[[str], None] | None = None) -> None:
         """Runs until it is cancelled. `ready` is told the gateway's URL once the engine has been found healthy."""
         inference = self.node.inference
         await sweep(self._data / "sandboxes")
-        self._outbox.rescue(self.node.id, self.epoch)
+        await asyncio.to_thread(self._outbox.rescue, self.node.id, self.epoch)
         engine = await make_engine(inference.engine, inference.base_url)
         self.watch = EngineWatch(engine, self.node, self._news)
         try:
             async with self._link, self._launcher, asyncio.TaskGroup() as self._tasks:
                 self._tasks.create_task(self.watch.watch())
-                self._tasks.create_task(self._poll_for_ever())
+                self._tasks.create_task(self._come_back())
                 self._tasks.create_task(self._serve(ready))
-                for path in self._outbox.waiting():
-                    self._tasks.create_task(self._outbox.deliver(path, self._link))
         finally:
             if self.watch.proxy is not None:
                 await self.watch.proxy.stop()
@@ -93,11 +93,19 @@ class Gateway:
             ready(self.url)
         await self._work_for_ever()
 
+    async def _come_back(self) -> None:
+        """What an earlier life has finished goes first: the first poll gives all else of it up."""
+        assert self._tasks is not None
+        waiting = [self._tasks.create_task(self._outbox.deliver(each, self._link)) for each in self._outbox.waiting()]
+        if waiting:
+            await asyncio.wait(waiting, timeout=_HEAD_START_SECONDS)
+        await self._poll_for_ever()
+
     # What the server tells
 
     async def _poll_for_ever(self) -> None:
         while True:
-            acked = self._acked[:]
+            acked = self.orders.acknowledged[:]
             self._news.clear()
             try:
                 reply = await self._link.poll(self._poll_request(acked))
@@ -107,7 +115,7 @@ class Gateway:
                 log.warning("poll failed", why=fault.message)
                 await asyncio.sleep(min(_RETRY_SECONDS, self._heartbeat))
                 continue
-            self._acked = [order for order in self._acked if order not in acked]
+            self.orders.heard(acked)
             self._hear(reply)
             with suppress(TimeoutError):  # not wait_for: before Python 3.12 it can lose a cancellation
                 async with asyncio.timeout(self._heartbeat):
@@ -142,7 +150,7 @@ class Gateway:
     def _has_room(self) -> bool:
         assert self.watch is not None
         free = self.stages.room(len(self.sessions)).init > 0
-        return free and self.watch.state.healthy and not self.draining
+        return free and self.watch.state.healthy and not self.orders.draining
 
     async def _room(self) -> None:
         """Returns when there is room for a session, and an engine to serve it."""
@@ -166,6 +174,8 @@ class Gateway:
             room=_NO_ROOM,
             metrics=self.stages.metrics(),
             engine=self.watch.state,
+            resources=self._resources,
+            labels=self.node.labels,
             runtimes=sorted(self._runtimes),
             harnesses=sorted(HARNESSES),
             held=self._held(),
@@ -186,37 +196,15 @@ class Gateway:
 
     def _hear(self, reply: PollReply | WorkReply) -> None:
         """All of it may come twice: leases, orders and cancellations are known by their ids."""
+        assert self.watch is not None and self._tasks is not None
         for cancel in reply.cancels:
             session = self.sessions.get((cancel.session_id, cancel.attempt))
             if session is not None:
                 session.stop(cancel.why)
         for order in reply.orders:
-            self._obey(order)
+            self.orders.obey(order, self.watch, self._tasks)
         for lease in reply.leases:
             self._take(lease)
-
-    def _obey(self, order: Order) -> None:
-        assert self.watch is not None and self._tasks is not None
-        if order.id in self._orders:
-            return
-        self._orders.add(order.id)
-        if order.kind == "drain":
-            self.draining = True
-        elif self.watch.proxy is not None and order.kind == "resume":
-            self.watch.proxy.resume()
-        elif self.watch.proxy is not None:
-            self._tasks.create_task(self._pause(order))
-            return
-        self._acknowledge(order)
-
-    async def _pause(self, order: Order) -> None:
-        assert self.watch is not None and self.watch.proxy is not None
-        if await self.watch.proxy.pause(order.mode, order.timeout_seconds):
-            self._acknowledge(order)
-
-    def _acknowledge(self, order: Order) -> None:
-        self._acked.append(order.id)
-        self._news.set()
 
     # Carrying out
 
@@ -248,8 +236,7 @@ class Gateway:
             del self.sessions[session.id]
             self.stages.changed.set()
         try:
-            if result is not None:
-                await self._hand_back(result)
+            await self._hand_back(result)
         finally:
             self._delivering.discard(session.id)
 
@@ -259,7 +246,7 @@ class Gateway:
             self.watch.doubt()
         try:
             path = await asyncio.to_thread(self._outbox.put, result)
-        except OSError as error:
+        except (OSError, ServerFault) as error:
             await self._outbox.send(_without_disk(result, error), self._link)
             return
         await self._outbox.deliver(path, self._link)
@@ -274,9 +261,9 @@ def _offered(node: NodeSettings) -> frozenset[str]:
     return frozenset(name for name in RUNTIMES if name != "local" or node.default_runtime == "local")
 
 
-def _without_disk(result: NodeResult, error: OSError) -> NodeResult:
+def _without_disk(result: NodeResult, error: OSError | ServerFault) -> NodeResult:
     """The result of an attempt whose log cannot be kept: an infrastructure fault, and no trajectory without a log."""
-    fault = from_os_error(error, "keeping the result")
+    fault = from_os_error(error, "keeping the result") if isinstance(error, OSError) else error
     return msgspec.structs.replace(
         result,
         status=SessionStatus.ERROR,

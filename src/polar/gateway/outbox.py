@@ -1,8 +1,13 @@
-"""Results and sealed logs stay on the gateway's disk until the server has answered for them, whatever dies."""
+"""Results and sealed logs stay on the gateway's disk until the server has answered for them, whatever dies.
+
+A result is there whole or not at all, and its log before it. What cannot be read again is kept aside under its own
+name, and its attempt is reported lost.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -11,7 +16,7 @@ import msgspec
 import structlog
 
 from polar.codec import from_msgpack, to_msgpack
-from polar.errors import ServerFault
+from polar.errors import PolarError, ServerFault
 from polar.gateway.link import Refused, ServerLink
 from polar.nodeapi import NodeResult
 from polar.records import SessionStatus, Termination
@@ -19,6 +24,7 @@ from polar.sessionlog import pack
 
 log = structlog.get_logger("polar.gateway")
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 15.0
+_PLAIN, _PACKED, _RESULT, _PARTIAL, _ASIDE = ".log", ".log.zst", ".result", ".part", ".unreadable"
 
 
 class Outbox:
@@ -29,32 +35,42 @@ class Outbox:
         folder.mkdir(parents=True, exist_ok=True)
 
     def log_path(self, session_id: str, attempt: int) -> Path:
-        return self.folder / f"{quote(session_id, safe='')}.{attempt}.log"
+        return self._path(session_id, attempt, _PLAIN)
 
     def put(self, result: NodeResult) -> Path:
-        """Packs the attempt's log, if it has one, then writes the result: whole or not at all."""
+        """Packs the attempt's log, if it has one, then writes the result: whole or not at all.
+        Raises OSError or ServerFault, and then the log is still there."""
         plain = self.log_path(result.session_id, result.attempt)
         if plain.exists():
             _, result.log_sha256 = pack(plain)
-        target = plain.with_suffix(".result")
-        partial = target.with_suffix(".part")
-        with partial.open("wb") as file:
-            file.write(to_msgpack(result))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(target)
+        target = plain.with_suffix(_RESULT)
+        partial = target.with_suffix(_PARTIAL)
+        try:
+            with partial.open("wb") as file:
+                file.write(to_msgpack(result))
+                file.flush()
+                os.fsync(file.fileno())
+            partial.rename(target)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
         plain.unlink(missing_ok=True)
         return target
 
     def waiting(self) -> list[Path]:
         """Results that an earlier life of this gateway did not get rid of."""
-        return sorted(self.folder.glob("*.result"))
+        return sorted(self.folder.glob(f"*{_RESULT}"))
 
     async def deliver(self, path: Path, link: ServerLink) -> bool:
         """Uploads log and result, for as long as it takes, then deletes both. True if the result was accepted."""
-        accepted = await self.send(_read(path), link)
+        try:
+            result = _read(path)
+        except (ServerFault, OSError) as error:  # `rescue` deals with it at the next start
+            log.error("a result is damaged", file=path.name, why=str(error))
+            return False
+        accepted = await self.send(result, link)
         path.unlink(missing_ok=True)
-        path.with_suffix(".log.zst").unlink(missing_ok=True)
+        path.with_suffix(_PACKED).unlink(missing_ok=True)
         return accepted
 
     async def send(self, result: NodeResult, link: ServerLink) -> bool:
@@ -66,28 +82,71 @@ class Outbox:
             except Refused as refusal:
                 log.warning("result refused", session=result.session_id, attempt=result.attempt, why=refusal.message)
                 return False
-            except ServerFault as fault:
-                log.warning("result waits", session=result.session_id, why=fault.message, seconds=wait)
+            except (ServerFault, OSError) as fault:
+                log.warning("result waits", session=result.session_id, why=str(fault), seconds=wait)
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, _LONGEST_WAIT)
 
-    def rescue(self, node_id: str, epoch: int) -> None:
-        """Attempts that died with an earlier life of this gateway get the result that says so, and keep their logs."""
-        for plain in self.folder.glob("*.log"):
-            if plain.with_suffix(".result").exists():
-                plain.unlink()
-                continue
-            session_id, attempt = plain.stem.rsplit(".", 1)
-            self.put(_lost(unquote(session_id), int(attempt), node_id, epoch))
-
     async def _hand_over(self, result: NodeResult, link: ServerLink) -> bool:
         if result.log_sha256 is not None:
-            packed = self.log_path(result.session_id, result.attempt).with_suffix(".log.zst")
+            packed = self._path(result.session_id, result.attempt, _PACKED)
             await link.upload(result.session_id, result.attempt, packed)
         return (await link.result(result)).accepted
 
+    def _path(self, session_id: str, attempt: int, kind: str) -> Path:
+        return self.folder / f"{quote(session_id, safe='')}.{attempt}{kind}"
 
-def _lost(session_id: str, attempt: int, node_id: str, epoch: int) -> NodeResult:
+    # What an earlier life has left
+
+    def rescue(self, node_id: str, epoch: int) -> None:
+        """Attempts that died with an earlier life of this gateway get the result that says so, and keep their logs.
+        Afterwards every result is one that can be delivered, and nothing lies half-written."""
+        for partial in self.folder.glob(f"*{_PARTIAL}"):
+            partial.unlink()
+        for path in self.waiting():
+            if problem := self._damage(path):
+                log.error("a result is damaged", file=path.name, why=problem)
+                path.rename(path.with_name(path.name + _ASIDE))
+                self._report_lost(path, node_id, epoch, problem)
+        for plain in self.folder.glob(f"*{_PLAIN}"):
+            if plain.with_suffix(_RESULT).exists():
+                plain.unlink()
+            else:
+                self._report_lost(plain, node_id, epoch, None)
+        for packed in self.folder.glob(f"*{_PACKED}"):
+            if not packed.with_suffix("").with_suffix(_RESULT).exists():  # answered for, and half deleted
+                packed.unlink()
+
+    def _damage(self, path: Path) -> str | None:
+        """Why a result that waits cannot be delivered."""
+        try:
+            result = _read(path)
+            packed = path.with_suffix(_PACKED)
+            if path.name != self._path(result.session_id, result.attempt, _RESULT).name:
+                return f"it is of attempt {result.attempt} of {result.session_id}"
+            if result.log_sha256 is not None and _sha256(packed) != result.log_sha256:
+                return f"its log {packed.name} is another"
+        except (ServerFault, OSError) as error:
+            return str(error)
+        return None
+
+    def _report_lost(self, path: Path, node_id: str, epoch: int, problem: str | None) -> None:
+        """With the log, plain or packed, where one can be read."""
+        session_id, _, attempt = path.stem.rpartition(".")
+        if not attempt.isdecimal():
+            log.warning("a file that is no attempt's", file=str(path))
+            return
+        result = _lost(unquote(session_id), int(attempt), node_id, epoch, problem)
+        packed = path.with_suffix(_PACKED)
+        try:
+            if packed.exists() and not path.with_suffix(_PLAIN).exists():
+                result.log_sha256 = _sha256(packed)
+            self.put(result)
+        except (PolarError, OSError) as error:  # the next start tries again; the server takes it as lost anyhow
+            log.error("cannot report a lost attempt", file=str(path), why=str(error))
+
+
+def _lost(session_id: str, attempt: int, node_id: str, epoch: int, problem: str | None) -> NodeResult:
     return NodeResult(
         session_id=session_id,
         attempt=attempt,
@@ -96,8 +155,8 @@ def _lost(session_id: str, attempt: int, node_id: str, epoch: int) -> NodeResult
         status=SessionStatus.ERROR,
         termination=Termination.INFRASTRUCTURE,
         retryable=True,
-        fault="gateway_lost",
-        error="the gateway died while this attempt ran",
+        fault="outbox_unreadable" if problem else "gateway_lost",
+        error=problem or "the gateway died while this attempt ran",
     )
 
 
@@ -106,3 +165,8 @@ def _read(path: Path) -> NodeResult:
         return from_msgpack(path.read_bytes(), NodeResult)
     except msgspec.MsgspecError as error:
         raise ServerFault(f"{path} is not a result: {error}", name="outbox_unreadable") from error
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -23,28 +24,27 @@ from polar.errors import (
     from_os_error,
 )
 from polar.evaluators import load_evaluator
-from polar.gateway.budgets import StageTimeout, budget, finished_within, milliseconds, timed
+from polar.gateway.budgets import StageTimeout, milliseconds, never, timed, within
 from polar.gateway.environment import agent_environment
 from polar.gateway.grading import grade
 from polar.gateway.outbox import Outbox
+from polar.gateway.outcome import Outcome
+from polar.gateway.sandboxes import UNBOUNDED, Sandboxes
 from polar.gateway.stages import Stages
 from polar.harnesses import load_harness
 from polar.nodeapi import Lease, NodeResult
 from polar.plugins import blamed_on
-from polar.protocols import Builder, EvaluationContext, Evaluator, ExecResult, Harness, Place, Runtime
+from polar.protocols import Builder, EvaluationContext, Evaluator, Harness, Runtime
 from polar.proxy import Attempt, ModelProxy, RunRecord
-from polar.records import BuildResult, EvaluationResult, SessionStatus, SessionTiming, Termination, Trajectory
+from polar.records import BuildResult, SessionStatus, Termination, Trajectory
 from polar.replay import spread
 from polar.requests import RuntimeSpec, TaskRequest, budgets_of
-from polar.runtimes import Launcher, load_runtime, prepare
+from polar.runtimes import Launcher, prepare
 from polar.sessionlog import LogWriter, read
 from polar.trajectory import build, load_builder
 
 log = structlog.get_logger("polar.gateway")
-
-_UNBOUNDED = 1e8
-"""seconds; where the stage's own clock is what ends a command"""
-_LOG_TAIL = 4000
+T = TypeVar("T")
 _CLEAN_UP_SECONDS = 60.0
 
 
@@ -64,32 +64,30 @@ class NodeFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Session:
-    """One lease being carried out. `run` returns its result, or None when it was lost (another attempt owns it)."""
+    """One lease being carried out. `run` returns how it ended, also when it was lost: its log is kept all the same."""
 
     def __init__(self, lease: Lease, node: NodeFacts) -> None:
         self.lease = lease
         self.node = node
         self.task = TaskRequest.model_validate(lease.task)
         self.stage = SessionStatus.REGISTERED
+        self.outcome = Outcome()
         self.log_path = node.outbox.log_path(lease.session_id, lease.attempt)
         self._budgets = budgets_of(self.task)
         self._spec = self.task.runtime or RuntimeSpec()
-        self._stopped: Termination | None = None
-        self._lost = False
         self._running: asyncio.Task[None] | None = None
-        self._runtimes: list[Runtime] = []
+        self._sandboxes = Sandboxes(
+            lease.session_id,
+            lease.attempt,
+            self._spec,
+            root=node.sandboxes,
+            default=node.default_runtime,
+            launcher=node.launcher,
+        )
         self._writer: LogWriter | None = None
         self._keyed = False
         self._closing: asyncio.Task[RunRecord] | None = None
-        self._timing = SessionTiming()
         self._record = RunRecord()
-        self._exit = ExecResult(exit_code=0)
-        self._run_termination: Termination | None = None
-        self._termination = Termination.INFRASTRUCTURE
-        """what it would be called if it ended now"""
-        self._fault: PolarError | None = None
-        self._built: BuildResult | None = None
-        self._evaluation: EvaluationResult | None = None
 
     @property
     def id(self) -> tuple[str, int]:
@@ -102,84 +100,88 @@ class Session:
     def stop(self, why: str) -> None:
         """Ends the session now, in whatever stage it is. `why` is the server's word: cancelled, early_stop or lost."""
         if why == "lost":
-            self._lost = True
+            self.outcome.lost = True
         else:
-            self._stopped = Termination(why)
+            self.outcome.stopped = Termination(why)
         if self._running is not None:
             self._running.cancel()
 
-    async def run(self) -> NodeResult | None:
-        self._timing.register_to_init_queue_ms = milliseconds(time.time() - self.lease.registered_at)
+    async def run(self) -> NodeResult:
+        self.outcome.timing.register_to_init_queue_ms = milliseconds(time.time() - self.lease.registered_at)
         self._running = asyncio.create_task(self._stages())
-        if self._stopped or self._lost:
+        if self.outcome.unwanted:
             self._running.cancel()
         try:
             await self._running
         except asyncio.CancelledError:
-            if not (self._stopped or self._lost):
+            if not self.outcome.unwanted:
                 raise
         except PolarError as fault:
-            self._fault = fault
+            self.outcome.fault = fault
         except OSError as error:
-            self._fault = from_os_error(error, f"session {self.lease.session_id}")
+            self.outcome.fault = from_os_error(error, f"session {self.lease.session_id}")
         except Exception as bug:  # one session's bug must not end the others' gateway; it is named, and retried
             log.exception("bug in a session", session=self.lease.session_id)
-            self._fault = ServerFault(f"{type(bug).__name__}: {bug}", name="bug")
+            self.outcome.fault = ServerFault(f"{type(bug).__name__}: {bug}", name="bug")
         finally:
             await self._clear()
-        self._timing.e2e_ms = milliseconds(time.time() - self.lease.registered_at)
-        return None if self._lost else self._result()
+        self.outcome.timing.e2e_ms = milliseconds(time.time() - self.lease.registered_at)
+        if self.outcome.lost:
+            self.outcome.fault = ServerFault("the lease was lost: another attempt has the session", name="lease_lost")
+        return self.outcome.result(
+            session_id=self.lease.session_id,
+            attempt=self.lease.attempt,
+            node_id=self.node.node_id,
+            epoch=self.node.epoch,
+            evaluator=self.task.evaluator.strategy if self.task.evaluator else None,
+        )
 
     async def _stages(self) -> None:
         async with self.node.stages.init.slot():
             self.stage = SessionStatus.INITIALIZING
-            with timed(self._timing, "init_ms"):
+            with timed(self.outcome.timing, "init_ms"):
                 runtime, harness = await self._initialise()
         self.stage = SessionStatus.READY
         waiting = time.monotonic()
         async with self.node.stages.run.slot():
-            self._timing.ready_queue_ms = milliseconds(time.monotonic() - waiting)
+            self.outcome.timing.ready_queue_ms = milliseconds(time.monotonic() - waiting)
             self.stage = SessionStatus.RUNNING
-            with timed(self._timing, "run_ms"):
+            with timed(self.outcome.timing, "run_ms"):
                 await self._run_harness(runtime, harness)
-        if not TABLE[self._termination].builds:
+        if not TABLE[self.outcome.termination].builds:
             return
         async with self.node.stages.postrun.slot():
-            with timed(self._timing, "postrun_ms"):
+            with timed(self.outcome.timing, "postrun_ms"):
                 await self._after_run(runtime, harness)
 
     # INIT
 
     async def _initialise(self) -> tuple[Runtime, Harness]:
-        self._termination = Termination.PREPARE
+        self.outcome.termination = Termination.PREPARE
         self._check_runtime()
         harness: Harness = load_harness(self.task.agent)
         self._builder: Builder = load_builder(self.task.builder)
         self._evaluator: Evaluator | None = load_evaluator(self.task.evaluator) if self.task.evaluator else None
-        self._termination = Termination.SANDBOX_START
+        self.outcome.termination = Termination.SANDBOX_START
         try:
-            async with budget(self._budgets.init, "init"):
-                runtime = await self._sandbox(self.lease.session_id)
-                await self._open_proxy(runtime)
-                self._termination = Termination.PREPARE
-                await self._prepare(runtime, harness)
+            runtime = await self._within(self._budgets.init, "init", self._ready(harness))
         except StageTimeout as late:
-            if self._termination is Termination.SANDBOX_START:
+            if self.outcome.termination is Termination.SANDBOX_START:
                 raise SandboxFault(f"the sandbox did not come up: {late.message}", name="sandbox_start") from late
             raise TaskFault(f"preparing the sandbox took too long: {late.message}", name="prepare") from late
         return runtime, harness
+
+    async def _ready(self, harness: Harness) -> Runtime:
+        runtime = await self._sandboxes.start()
+        await self._open_proxy(runtime)
+        self.outcome.termination = Termination.PREPARE
+        await self._prepare(runtime, harness)
+        return runtime
 
     def _check_runtime(self) -> None:
         wanted = self._spec.backend
         if wanted is not None and wanted not in self.node.runtimes:
             raise TaskFault(f"this gateway does not offer the runtime {wanted!r}; start it with --runtime {wanted}")
-
-    async def _sandbox(self, label: str) -> Runtime:
-        runtime: Runtime = load_runtime(self._spec, self.node.default_runtime, self.node.launcher)
-        self._runtimes.append(runtime)
-        folder = self.node.sandboxes / f"{label}.{self.lease.attempt}"
-        await runtime.start(Place(session_id=label, attempt=self.lease.attempt, folder=folder))
-        return runtime
 
     async def _open_proxy(self, runtime: Runtime) -> None:
         proxy, lease = self.node.proxy, self.lease
@@ -194,7 +196,7 @@ class Session:
 
     async def _prepare(self, runtime: Runtime, harness: Harness) -> None:
         await runtime.write(f"{runtime.session_dir}/instruction.txt", self.task.instruction.encode())
-        await prepare(runtime, self._spec.prepare, self._budgets.init)
+        await prepare(runtime, self._spec.prepare, UNBOUNDED)
         with blamed_on(HarnessFault, "the harness's set-up"):
             await harness.setup(runtime)
 
@@ -202,9 +204,10 @@ class Session:
 
     async def _run_harness(self, runtime: Runtime, harness: Harness) -> None:
         """Ends with every process in the sandbox dead and the key revoked; then the termination is decided."""
-        self._termination = Termination.INFRASTRUCTURE
-        steps = self._steps(runtime, harness)
-        in_time = await finished_within(steps, self._budgets.agent, self.node.proxy.paused_seconds)
+        self.outcome.termination = Termination.INFRASTRUCTURE
+        if self._grades_afresh:
+            self._sandboxes.warm()
+        in_time = await self._in_time(self._steps(runtime, harness))
         await self._close_proxy()
         await runtime.kill_processes()
         facts = RunFacts(
@@ -214,18 +217,35 @@ class Session:
             timed_out=not in_time,
             limit=self._record.limit is not None,
             context=self._record.context,
-            sandbox_limit=self._exit.limit_hit,
-            exit_code=self._exit.exit_code,
+            sandbox_limit=self.outcome.exit.limit_hit,
+            exit_code=self.outcome.exit.exit_code,
         )
-        self._termination = self._run_termination = decide(facts)
+        self.outcome.termination = self.outcome.run_termination = decide(facts)
         if facts.fault is not None:
-            self._fault = PolarError(self._record.fault_message or facts.fault, name=facts.fault)
+            self.outcome.fault = PolarError(self._record.fault_message or facts.fault, name=facts.fault)
+
+    @property
+    def _grades_afresh(self) -> bool:
+        asked = self.task.evaluator is not None and self.task.evaluator.refresh_runtime
+        return asked and self._evaluator is not None and self._evaluator.needs_runtime
+
+    async def _in_time(self, steps: Coroutine[Any, Any, None]) -> bool:
+        try:
+            await self._within(self._budgets.agent, "the agent", steps)
+        except StageTimeout:
+            return False
+        return True
 
     async def _steps(self, runtime: Runtime, harness: Harness) -> None:
-        for step in harness.run_steps(self.task.instruction):
-            self._exit = await runtime.run(step, timeout=_UNBOUNDED)
-            if self._exit.exit_code != 0:
+        with blamed_on(HarnessFault, "the harness's run_steps"):
+            steps = harness.run_steps(self.task.instruction)
+        for step in steps:
+            self.outcome.exit = await runtime.run(step, timeout=UNBOUNDED)
+            if self.outcome.exit.exit_code != 0:
                 return
+
+    async def _within(self, seconds: float, stage: str, work: Coroutine[Any, Any, T]) -> T:
+        return await within(seconds, stage, work, self.node.proxy.paused_seconds)
 
     async def _close_proxy(self) -> None:
         """Whoever asks first starts it; it goes on to its end also when the session is cancelled meanwhile."""
@@ -241,35 +261,37 @@ class Session:
         self.stage = SessionStatus.POST_RUN
         await self._collect(runtime, harness)
         self.stage = SessionStatus.BUILDING
-        with timed(self._timing, "build_ms"):
-            self._built = await self._build()
+        with timed(self.outcome.timing, "build_ms"):
+            self.outcome.built = await self._build()
         if self._evaluator is None:
             return
         self.stage = SessionStatus.EVALUATING
-        with timed(self._timing, "eval_ms"):
-            await self._evaluate(runtime, self._evaluator, self._built)
+        with timed(self.outcome.timing, "eval_ms"):
+            await self._evaluate(runtime, self._evaluator, self.outcome.built)
 
     async def _collect(self, runtime: Runtime, harness: Harness) -> None:
         """The harness's own steps after its run; what fails there is logged and costs no trajectory."""
         try:
-            async with budget(self._budgets.build, "postrun"):
-                for step in harness.postrun_steps():
-                    await runtime.run(step, timeout=_UNBOUNDED)
-                with blamed_on(HarnessFault, "the harness's postprocess"):
-                    await harness.postprocess(runtime, self._exit)
+            await self._within(self._budgets.build, "postrun", self._postrun(runtime, harness))
         except (StageTimeout, HarnessFault) as fault:
             log.warning("postrun step failed", session=self.lease.session_id, why=fault.message)
+
+    async def _postrun(self, runtime: Runtime, harness: Harness) -> None:
+        with blamed_on(HarnessFault, "what the harness does after its run"):
+            for step in harness.postrun_steps():
+                await runtime.run(step, timeout=UNBOUNDED)
+            await harness.postprocess(runtime, self.outcome.exit)
 
     async def _build(self) -> BuildResult:
         assert self._writer is not None
         self._writer.seal()
-        decided, self._termination = self._termination, Termination.BUILD
+        decided, self.outcome.termination = self.outcome.termination, Termination.BUILD
         try:
-            async with budget(self._budgets.build, "build"):
-                built = await asyncio.to_thread(self._build_now, decided)
+            building = asyncio.to_thread(self._build_now, decided)
+            built = await self._within(self._budgets.build, "build", building)
         except StageTimeout as late:
             raise BuildFault(late.message) from late
-        self._termination = decided
+        self.outcome.termination = decided
         return built
 
     def _build_now(self, ended: Termination) -> BuildResult:
@@ -278,35 +300,33 @@ class Session:
 
     async def _evaluate(self, runtime: Runtime, evaluator: Evaluator, built: BuildResult) -> None:
         assert self.task.evaluator is not None
-        status = TABLE[self._termination].status
-        fresh = self.task.evaluator.refresh_runtime
+        status = TABLE[self.outcome.termination].status
 
         async def context() -> EvaluationContext:
-            await runtime.kill_processes()
-            sandbox = await self._fresh_sandbox() if fresh and evaluator.needs_runtime else runtime
+            if self._grades_afresh:
+                sandbox = await self._sandboxes.fresh()
+            else:
+                sandbox = runtime
+                await runtime.kill_processes()
             return EvaluationContext(
                 task=self.task,
                 session_id=self.lease.session_id,
                 status=status,
-                termination=self._termination,
+                termination=self.outcome.termination,
                 trajectory=Trajectory(status=status, traces=built.traces),
                 runtime=sandbox if evaluator.needs_runtime else None,
-                timeout=self._budgets.evaluate,
+                timeout=UNBOUNDED,
             )
 
         try:
-            self._evaluation = await grade(evaluator, self._budgets.evaluate, context)
+            self.outcome.evaluation = await grade(
+                evaluator, self._budgets.evaluate, context, self.node.proxy.paused_seconds
+            )
         except EvaluationFault as fault:
-            if self._termination in EVALUATION_REPLACES:
-                self._termination, self._fault = Termination.EVALUATION, fault
+            if self.outcome.termination in EVALUATION_REPLACES:
+                self.outcome.termination, self.outcome.fault = Termination.EVALUATION, fault
             return
-        spread(self._evaluation, built.traces)
-
-    async def _fresh_sandbox(self) -> Runtime:
-        runtime = await self._sandbox(f"{self.lease.session_id}.eval{len(self._runtimes)}")
-        actions = self._spec.prepare if self._spec.eval_prepare is None else self._spec.eval_prepare
-        await prepare(runtime, actions, self._budgets.evaluate)
-        return runtime
+        spread(self.outcome.evaluation, built.traces)
 
     # end
 
@@ -316,63 +336,19 @@ class Session:
 
     async def _clear_now(self) -> None:
         try:
-            async with budget(_CLEAN_UP_SECONDS, "clearing up"):
-                await self._close_proxy()
-                await asyncio.gather(*(runtime.stop() for runtime in self._runtimes))
+            await within(_CLEAN_UP_SECONDS, "clearing up", self._let_go(), never)
         except (PolarError, OSError) as error:  # the gateway's next start sweeps it; the other sessions go on
             log.error("not cleared up", session=self.lease.session_id, why=str(error))
         if self._writer is not None:
             self._seal(self._writer)
+
+    async def _let_go(self) -> None:
+        await self._close_proxy()
+        await self._sandboxes.close()
 
     def _seal(self, writer: LogWriter) -> None:
         try:
             writer.seal()
         except (ServerFault, OSError) as error:
             writer.close()
-            self._fault = from_os_error(error, "sealing the log") if isinstance(error, OSError) else error
-
-    def _result(self) -> NodeResult:
-        termination = self._named_termination()
-        ending = TABLE[termination]
-        built = self._built if ending.builds else None
-        return NodeResult(
-            session_id=self.lease.session_id,
-            attempt=self.lease.attempt,
-            node_id=self.node.node_id,
-            epoch=self.node.epoch,
-            status=ending.status,
-            termination=termination,
-            retryable=ending.retried,
-            fault=self._fault.name if self._fault else None,
-            error=self._fault.message if self._fault else self._silence(termination),
-            exit_code=self._exit.exit_code if self._run_termination else None,
-            traces=built.traces if built else None,
-            run_termination=self._run_termination,
-            tokens=built.tokens if built else None,
-            calls=built.calls if built else None,
-            evaluation=self._evaluation,
-            evaluator=self.task.evaluator.strategy if self.task.evaluator else None,
-            timing=self._timing,
-            harness_log=(self._exit.output + self._exit.errors)[-_LOG_TAIL:],
-        )
-
-    def _silence(self, termination: Termination) -> str | None:
-        """A harness that never called its model says itself why, if anybody does."""
-        if termination is not Termination.NO_CALLS:
-            return None
-        last = (self._exit.errors or self._exit.output).strip().splitlines()[-1:]
-        return (
-            f"no model call; the harness ended with exit code {self._exit.exit_code}: {' '.join(last) or 'no output'}"
-        )
-
-    def _named_termination(self) -> Termination:
-        """What was decided, unless a fault ended the session before a decision."""
-        fault = self._fault
-        if self._stopped is not None:
-            return self._stopped
-        if fault is None or isinstance(fault, BuildFault | EvaluationFault):
-            return self._termination
-        if isinstance(fault, TaskFault | HarnessFault):
-            return Termination.PREPARE
-        at_start = isinstance(fault, SandboxFault) and self._termination is Termination.SANDBOX_START
-        return Termination.SANDBOX_START if at_start else Termination.INFRASTRUCTURE
+            self.outcome.fault = from_os_error(error, "sealing the log") if isinstance(error, OSError) else error

@@ -14,23 +14,26 @@ _LEVEL = 9
 
 
 def pack(path: Path) -> tuple[Path, str]:
-    """Writes `path` + `.zst` beside it (whole or not at all) and returns it with the sha256 of its bytes.
+    """Writes `path` + `.zst` beside it (whole or not at all) and returns it with the sha256 of its bytes; a log of any
+    size in little memory.
 
     Raises ServerFault `disk_full` or `log_write`.
     """
-    packed = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(path.read_bytes())
     target = path.with_name(path.name + ".zst")
     partial = target.with_name(target.name + ".part")
     try:
-        with partial.open("wb") as file:
-            file.write(packed)
+        with path.open("rb") as plain, partial.open("w+b") as file:
+            compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
+            compressor.copy_stream(plain, file, size=path.stat().st_size)
             file.flush()
             os.fsync(file.fileno())
+            file.seek(0)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
         partial.rename(target)
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise write_fault(target, error) from error
-    return target, hashlib.sha256(packed).hexdigest()
+    return target, digest
 
 
 def unpack(data: bytes) -> bytes:

@@ -272,7 +272,7 @@ def test_a_log_that_takes_no_more_is_the_sessions_fault(engine: ScriptedEngine, 
 
 def test_a_paused_proxy_lets_no_call_through(engine: ScriptedEngine, proxy: RunningProxy) -> None:
     session = proxy.open()
-    assert proxy.run(proxy.proxy.pause("drain", 1.0))
+    assert proxy.run(proxy.proxy.pause("drain", 60.0))
     assert proxy.proxy.status()["paused"]
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(session.post, body())
@@ -293,6 +293,15 @@ def test_a_pause_that_does_not_drain_resumes_by_itself(engine: ScriptedEngine, p
         assert not proxy.proxy.status()["paused"]
         engine.release()
         assert waiting.result().status_code == 200
+
+
+def test_a_pause_ends_after_its_time_and_the_latest_decides_which(proxy: RunningProxy) -> None:
+    session = proxy.open()
+    for seconds in (60.0, 0.2):
+        assert proxy.run(proxy.proxy.pause("drain", seconds))
+    assert session.post(body()).status_code == 200
+    assert not proxy.proxy.status()["paused"]
+    assert 0.2 <= proxy.proxy.paused_seconds() < 60
 
 
 def test_a_pause_that_aborts_continues_the_call_afterwards(engine: ScriptedEngine, proxy: RunningProxy) -> None:

@@ -1,4 +1,5 @@
-"""The pause: while it is on, no new engine call starts; it drains the running ones or cuts them short."""
+"""The pause: while it is on, no new engine call starts; it drains the running ones or cuts them short. It ends by
+itself, so that whoever paused and is gone holds nobody up."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ class Gate:
         self._cut: set[asyncio.Task[Any]] = set()
         self._paused_at: float | None = None
         self._paused_before = 0.0
+        self._end: asyncio.TimerHandle | None = None
 
     @property
     def paused(self) -> bool:
@@ -57,24 +59,31 @@ class Gate:
                 self._idle.set()
 
     async def pause(self, mode: Literal["drain", "abort"], timeout_seconds: float) -> bool:
-        """True when nothing runs any more; else it has resumed by itself."""
+        """True when nothing runs any more; False when the pause has ended before that. It ends after
+        `timeout_seconds`, in place of an earlier one's time."""
         if self._paused_at is None:
             self._paused_at = time.monotonic()
             self._open.clear()
+        if self._end is not None:
+            self._end.cancel()
+        self._end = asyncio.get_running_loop().call_later(timeout_seconds, self.resume)
         if mode == "abort":
             self._cut |= self._running
             for task in self._running:
                 task.cancel()
+        ends = [asyncio.ensure_future(self._idle.wait()), asyncio.ensure_future(self._open.wait())]
         try:
-            async with asyncio.timeout(timeout_seconds):
-                await self._idle.wait()
-        except TimeoutError:
-            self.resume()
-            return False
-        return self.paused
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
+        return self.paused and not self._running
 
     def resume(self) -> None:
         if self._paused_at is not None:
             self._paused_before += time.monotonic() - self._paused_at
             self._paused_at = None
             self._open.set()
+        if self._end is not None:
+            self._end.cancel()
+            self._end = None

@@ -51,8 +51,8 @@ def too_much(request: TaskRequest, live: Sequence[Node]) -> Iterator[tuple[tuple
             has = _only(biggest.total, part)
             yield ("runtime", field), f"{session} needs {asked}; the biggest gateway, {biggest.node_id}, has {has}"
     if not alone:
-        has = "; ".join(f"{node.node_id} has {node.total}" for node in labelled)
-        yield ("runtime",), f"{session} needs {needs.amount} on one gateway; {has}"
+        nodes = "; ".join(f"{node.node_id} has {node.total}" for node in labelled)
+        yield ("runtime",), f"{session} needs {needs.amount} on one gateway; {nodes}"
 
 
 def waiting_for(task: Task, live: Sequence[Node], *, full: bool) -> str | None:

@@ -10,15 +10,20 @@ import pytest
 from peers.engine import ScriptedEngine
 from running_proxy import RunningProxy, user
 
-DIALECTS = [("/v1/chat/completions", b"data: [DONE]"), ("/v1/messages", b"event: message_stop")]
-ROUNDS = 500
+DIALECTS = [
+    ("/v1/chat/completions", b"data: [DONE]"),
+    ("/v1/responses", b"event: response.completed"),
+    ("/v1/messages", b"event: message_stop"),
+]
+ROUNDS = 334
 
 
 @pytest.mark.parametrize(("path", "terminal"), DIALECTS)
 def test_scored_at_once_every_turn_is_there_and_delivered(
     engine: ScriptedEngine, proxy: RunningProxy, path: str, terminal: bytes
 ) -> None:
-    data = json.dumps({"model": "policy", "max_tokens": 9, "messages": [user("go")], "stream": True}).encode()
+    asked = {"model": "policy", "max_tokens": 9, "messages": [user("go")], "input": "go", "stream": True}
+    data = json.dumps(asked).encode()
     host, _, port = proxy.url.removeprefix("http://").partition(":")
     delivered = 0
     for _ in range(ROUNDS):

@@ -120,9 +120,7 @@ async def _stream(request: web.Request, dialect: Dialect, call: Call, keep_alive
         deltas = await call.news(seen, keep_alive)
     if call.answer is None:
         assert call.failure is not None, "a call that is over has an answer or a failure"
-        if data:
-            await response.write(data)
-        await response.write(encoder.error(call.failure))  # alone: some clients look for it in a write of its own
+        await response.write(data + encoder.error(call.failure))
         await response.write_eof()
         return response
     await response.write(data + encoder.end(call.answer))

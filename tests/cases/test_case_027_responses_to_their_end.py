@@ -59,7 +59,7 @@ def test_items_are_the_same_in_every_event_and_come_back(engine: ScriptedEngine,
 def test_an_engine_that_dies_half_way_ends_the_stream_in_a_failed_response(
     engine: ScriptedEngine, proxy: RunningProxy, fault: str
 ) -> None:
-    engine.script({"text": "<think>hm</think>" + "half of it " * 4, "fault": fault, "after": 20})
+    engine.script({"text": "<think>hm</think>" + "half of it " * 4, "fault": fault, "after": 20, "pace": 0.02})
     session = proxy.open()
     events = streamed(session, "go")
     assert of(events, "output_text.delta")

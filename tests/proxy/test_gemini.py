@@ -113,7 +113,7 @@ def test_a_stream_folds_to_the_whole_answer(
     deltas += [Delta(kind="text", text=text) for text in texts]
     deltas += [Delta(kind="tool_call", call=call) for call in calls]
     message = {"content": "".join(texts), "reasoning_content": "".join(thoughts), "tool_calls": calls}
-    opening = Opening(id="1", model="policy", created=0, reasoning_shown=shown)
+    opening = Opening(id="1", model="policy", created=0, echo=shown)
     answer = Answer(opening=opening, message=message, finish_reason="stop")
     for sse in (True, False):
         dialect = Gemini(sse=sse)

@@ -51,7 +51,6 @@ class Call:
             model=ask.model,
             created=int(time.time()),
             usage_in_stream=ask.usage_in_stream,
-            reasoning_shown=ask.reasoning_shown,
             echo=ask.echo,
         )
         self._session = session

@@ -6,6 +6,7 @@ cannot bring into this form is refused by name; nothing of a conversation is dro
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -19,6 +20,7 @@ from polar.requests import Sampling
 
 SSE = "text/event-stream; charset=utf-8"
 _MADE = "unnamed_"
+_SEAL = b"polar:"
 Message = dict[str, Any]
 Kind = type | tuple[type, ...]
 RefusalKind = Literal[
@@ -46,7 +48,6 @@ class Ask(msgspec.Struct, kw_only=True):
     sampling: dict[str, Any] = {}
     stream: bool = False
     usage_in_stream: bool = False
-    reasoning_shown: bool = True
     echo: Any = None
 
     @property
@@ -63,7 +64,6 @@ class Opening(msgspec.Struct, kw_only=True):
     created: int
     prompt_tokens: int = 0
     usage_in_stream: bool = False
-    reasoning_shown: bool = True
     echo: Any = None
 
 
@@ -200,3 +200,17 @@ def made_id(number: int) -> str:
 
 def is_made(call_id: str) -> bool:
     return call_id.startswith(_MADE)
+
+
+def sealed(reasoning: str) -> str:
+    """Reasoning in base64, for clients that give back what they cannot read and keep nothing else of it."""
+    return base64.b64encode(_SEAL + reasoning.encode(errors="replace")).decode()
+
+
+def unsealed(text: str) -> str:
+    """The reasoning in a seal of ours; "" in any other text. Clients change the alphabet of base64."""
+    try:
+        data = base64.b64decode(text.replace("-", "+").replace("_", "/") + "=" * (-len(text) % 4))
+    except ValueError:
+        return ""
+    return data.removeprefix(_SEAL).decode(errors="replace") if data.startswith(_SEAL) else ""

@@ -7,7 +7,6 @@ name. What only the provider could run or look up is refused by name.
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,17 @@ from typing import Any
 
 import msgspec
 
-from polar.proxy.canonical import Message, Refusal, field, function_tool, joined_text, needed, objects, text_block
+from polar.proxy.canonical import (
+    Message,
+    Refusal,
+    field,
+    function_tool,
+    joined_text,
+    needed,
+    objects,
+    text_block,
+    unsealed,
+)
 
 Item = dict[str, Any]
 WEB_SEARCH = ("web_search", "web_search_preview")
@@ -24,7 +33,6 @@ _ANSWERS = ("reasoning", "function_call", "custom_tool_call")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 _OURS = re.compile(r"[a-z]+_([0-9a-f]{24})_\d+")
-_SEAL = "polar:"
 ODD = "odd"
 """kind of the id of a custom tool's call whose arguments were not {"input": text}: its input is those arguments"""
 
@@ -39,11 +47,6 @@ class Tool(msgspec.Struct, frozen=True):
 
 def item_id(kind: str, answer: str, at: int) -> str:
     return f"{kind}_{answer}_{at}"
-
-
-def sealed(reasoning: str) -> str:
-    """The reasoning itself, for clients that keep nothing else of it."""
-    return base64.b64encode((_SEAL + reasoning).encode()).decode()
 
 
 def read_items(value: Any) -> list[Item]:
@@ -175,12 +178,8 @@ def _call(item: Item) -> dict[str, Any]:
 
 def _reasoning(item: Item) -> str:
     """What we sealed, else what the item says."""
-    try:
-        unsealed = base64.b64decode(field(item, "encrypted_content", str, ""), validate=True).decode()
-    except ValueError:
-        unsealed = ""  # another provider's
-    if unsealed.startswith(_SEAL):
-        return unsealed.removeprefix(_SEAL)
+    if ours := unsealed(field(item, "encrypted_content", str, "")):
+        return ours
     parts = objects(item, "content") or objects(item, "summary")
     return "\n".join(field(part, "text", str, "") for part in parts)
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from polar.protocols import Delta
-from polar.proxy.canonical import Answer, Ask, Kind, Message, Opening, Refusal, field, needed, objects, picked
+from polar.proxy.canonical import Answer, Ask, Kind, Message, Opening, Refusal, field, needed, objects, picked, sealed
 from polar.proxy.dialects.openai_chat import OpenAI
 from polar.proxy.dialects.openai_input import (
     ODD,
@@ -23,7 +23,6 @@ from polar.proxy.dialects.openai_input import (
     read_items,
     read_messages,
     read_tools,
-    sealed,
 )
 
 _NUMBER = (int, float)

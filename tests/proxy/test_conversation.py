@@ -15,7 +15,7 @@ from polar.protocols import Rendering
 from polar.proxy.canonical import Answer, Opening
 from polar.proxy.conversation import Conversation, digest
 from polar.proxy.dialects import DIALECTS
-from polar.proxy.rendering.parsing import parse_text
+from polar.proxy.rendering.formats import Hermes
 from running_proxy import user
 
 OPENAI, ANTHROPIC = DIALECTS["openai_chat"], DIALECTS["anthropic"]
@@ -156,7 +156,7 @@ def test_equal_prompts_share_their_ids(rendering: Rendering) -> None:
 
 
 def parse(text: str) -> dict[str, Any]:
-    return parse_text(text, tools=False, reasoning_open=False)
+    return Hermes().parse(text, None, reasoning_open=False)
 
 
 @pytest.mark.parametrize("system", ["string", "blocks"])

@@ -76,19 +76,19 @@ def test_bridges_equal_one_shot_rendering(
     """Cases 7 and 8."""
     messages = [{"role": "system", "content": "be brief"}, user("a")]
     sequence = answered(any_rendering, messages, answer)
-    added = any_rendering.bridge(sequence, new, TOOLS)
+    added = any_rendering.bridge(sequence, new, TOOLS, sampled=9)
     one_shot = any_rendering.render([*messages, answer, *new], TOOLS)
     np.testing.assert_array_equal(np.concatenate([sequence, added]), one_shot)
 
 
 def test_the_end_of_turn_is_supplied_once(any_rendering: Rendering) -> None:
     sequence = answered(any_rendering, [user("a")], {"role": "assistant", "content": "cut"})
-    whole = any_rendering.bridge(sequence, [user("b")], None)
+    whole = any_rendering.bridge(sequence, [user("b")], None, sampled=9)
     np.testing.assert_array_equal(
-        any_rendering.bridge(sequence[:-1], [user("b")], None), np.concatenate([sequence[-1:], whole])
+        any_rendering.bridge(sequence[:-1], [user("b")], None, sampled=4), np.concatenate([sequence[-1:], whole])
     )
     with_newline = np.concatenate([sequence, whole[:1]])
-    np.testing.assert_array_equal(any_rendering.bridge(with_newline, [user("b")], None), whole[1:])
+    np.testing.assert_array_equal(any_rendering.bridge(with_newline, [user("b")], None, sampled=9), whole[1:])
 
 
 @pytest.mark.parametrize("arguments", ["{}", {}, "", None, '{"a":1', [1], '{"a": 1}'])
@@ -125,16 +125,16 @@ ALTERNATES = """\
 def test_templates_that_are_not_prefix_stable_give_no_bridge(tmp_path: Path) -> None:
     moving = load_rendering(make_tokenizer(tmp_path / "moving", MOVES_TOOLS))
     sequence = moving.render([user("a")], TOOLS)
-    assert moving.bridge(sequence, [user("b")], TOOLS) is None
+    assert moving.bridge(sequence, [user("b")], TOOLS, sampled=0) is None
     counting = load_rendering(make_tokenizer(tmp_path / "counting", COUNTS))
-    assert counting.bridge(sequence, [user("b")], None) is None
+    assert counting.bridge(sequence, [user("b")], None, sampled=0) is None
 
 
 def test_what_a_template_refuses_is_the_conversations_fault(tmp_path: Path) -> None:
     strict = load_rendering(make_tokenizer(tmp_path, ALTERNATES))
     with pytest.raises(TaskFault, match="roles must alternate"):
         strict.render([user("a"), user("b")], None)
-    assert strict.bridge(strict.render([user("a")], None), [tool("x")], None) is None
+    assert strict.bridge(strict.render([user("a")], None), [tool("x")], None, sampled=0) is None
 
 
 def test_a_folder_that_cannot_be_used_names_what_is_missing(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 An attempt's messages form a tree of digests: no text is kept, and no history is copied a turn. Only changed content
 makes another branch. What the wire changes without changing the conversation does not: digests are of canonical
-messages, and leave out spaces around an answer, reasoning that is merely absent, and the spelling of tool arguments.
+messages, and leave out spaces at the ends, reasoning that is merely absent, the spelling of tool arguments, and the
+names of tool calls' ids: a result belongs to a call, whatever it is called.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 import numpy as np
 
 from polar.protocols import Rendering
-from polar.proxy.canonical import Message, is_made
+from polar.proxy.canonical import Message
 from polar.records import IDS
 from polar.sessionlog import Prompt
 
@@ -56,6 +57,7 @@ class _Known(msgspec.Struct, kw_only=True):
     reasoning: str = ""
     reasoned: bool = False
     """it or what it continues has reasoning"""
+    call_ids: list[str] = []
 
 
 class Conversation:
@@ -68,16 +70,17 @@ class Conversation:
         self._tools: dict[bytes, int] = {}
 
     def place(self, messages: list[Message], tools: Tools) -> Place:
-        tools_digest = _hash(msgspec.json.encode(tools, order="deterministic"))
-        chain, at = [], tools_digest
+        tools_digest = _hash(msgspec.json.encode(tools or None, order="deterministic"))
+        chain, at, calls = [], tools_digest, CallNumbers()
         for message in messages:
-            at = _hash(at + digest(message))
+            at = _hash(at + digest(message, calls))
             chain.append(at)
         place = Place(chain=chain, tools_digest=tools_digest)
         place.base, place.keep = next((self._nodes[at] for at in reversed(chain) if at in self._nodes), (None, 0))
         for count in range(self._intact(messages, chain), 0, -1):
-            if calls := self._continuable(messages[count - 1], chain[count - 1]):
-                place.expected = max(calls, key=lambda number: (self._known[number].delivered, number))
+            if found := self._continuable(messages[count - 1], chain[count - 1]):
+                ids = _ids(messages[count - 1])
+                place.expected = max(found, key=lambda number: self._likeness(number, ids))
                 place.expected_count = count
                 break
         return place
@@ -85,13 +88,13 @@ class Conversation:
     def plan(self, place: Place, messages: list[Message], tools: Tools) -> Plan:
         """Only for engines that take ids. Raises TaskFault `template`. May run in a thread."""
         assert self._rendering is not None, "an engine that takes ids has a rendering"
-        why = None
+        messages, why = _named(messages), None
         if place.expected is not None:
             new = messages[place.expected_count :]
             why = self._reason_to_render(place.expected, new)
             if why is None:
-                sequence = self.sequence(place.expected)
-                added = self._rendering.bridge(sequence, new, tools)
+                sequence, sampled = self.sequence(place.expected), len(self._known[place.expected].sampled)
+                added = self._rendering.bridge(sequence, new, tools, sampled=sampled)
                 if added is not None:
                     return Plan(ids=np.concatenate([sequence, added]), source="continued")
                 why = "no_bridge"
@@ -135,10 +138,10 @@ class Conversation:
             return
         known.reasoning = _plain(message.get("reasoning_content"))
         known.reasoned = known.reasoned or bool(known.reasoning)
-        for said in {digest(message), digest(_without_ids(message))}:
-            at = _hash(place.chain[-1] + said)
-            self._nodes.setdefault(at, (number, len(place.chain) + 1))
-            self._answers.setdefault(at, []).append(number)
+        known.call_ids = _ids(message)
+        at = _hash(place.chain[-1] + digest(message))
+        self._nodes.setdefault(at, (number, len(place.chain) + 1))
+        self._answers.setdefault(at, []).append(number)
 
     def delivered(self, number: int) -> None:
         if number in self._known:
@@ -177,38 +180,68 @@ class Conversation:
         in_cycle = self._policy == "tool_cycle" and all(message["role"] == "tool" for message in new)
         return None if in_cycle else "reasoning"
 
+    def _likeness(self, number: int, call_ids: list[str]) -> tuple[bool, bool, int]:
+        """Of answers that say the same, the one with these ids is meant, else the last that was delivered."""
+        known = self._known[number]
+        return known.call_ids == call_ids, known.delivered, number
+
     def _longest_shared(self, place: Place, plan: Plan) -> tuple[int | None, int]:
+        if plan.source == "continued":
+            assert place.expected is not None, "only a known call is continued"
+            known = self._known[place.expected]
+            return place.expected, known.prompt_length + len(known.sampled)
         best: tuple[int | None, int] = (None, 0)
         for number in dict.fromkeys((place.expected, place.base)):
-            if number is None or number not in self._known:
-                continue
-            sequence = self.sequence(number)
-            keep = len(sequence) if plan.source == "continued" else _common(sequence, plan.ids)
-            if keep > best[1]:
-                best = (number, keep)
-            if plan.source == "continued":
-                break
+            if number is not None and number in self._known:
+                keep = _common(self.sequence(number), plan.ids)
+                best = (number, keep) if keep > best[1] else best
         return best
 
 
-def digest(message: Message) -> bytes:
-    """Equal for messages that say the same, however they are spelt."""
+class CallNumbers:
+    """The tool calls of a conversation, counted from its start, so that their ids' names do not matter."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._count = 0
+
+    def add(self, message: Message) -> None:
+        for call_id in _ids(message):
+            self._numbers[call_id] = self._count
+            self._count += 1
+
+    def of(self, call_id: str | None) -> int | str:
+        return self._numbers.get(call_id or "", call_id or "")
+
+
+def digest(message: Message, calls: CallNumbers | None = None) -> bytes:
+    """Equal for messages that say the same, however they are spelt. `calls`: those before it, which it adds to."""
+    calls = calls or CallNumbers()
     content = message.get("content") or ""
-    calls = [
-        [_given(call.get("id")), call["function"]["name"], _spelling_free(call["function"]["arguments"])]
+    said = content.strip() if message["role"] == "assistant" else content.rstrip()
+    made = [
+        [call["function"]["name"], _spelling_free(call["function"]["arguments"])]
         for call in message.get("tool_calls") or []
     ]
-    said = content.strip() if message["role"] == "assistant" else content
-    return _hash(msgspec.json.encode([message["role"], said, calls, _given(message.get("tool_call_id"))]))
+    calls.add(message)
+    return _hash(msgspec.json.encode([message["role"], said, made, calls.of(message.get("tool_call_id"))]))
 
 
-def _without_ids(message: Message) -> Message:
-    """As clients give an answer back who keep no ids of tool calls."""
-    return {**message, "tool_calls": [{**call, "id": ""} for call in message.get("tool_calls") or []]}
+def _ids(message: Message) -> list[str]:
+    return [call.get("id") or "" for call in message.get("tool_calls") or []]
 
 
-def _given(call_id: str | None) -> str:
-    return "" if call_id is None or is_made(call_id) else call_id
+def _named(messages: list[Message]) -> list[Message]:
+    """Tool results with the name of their tool, which some templates write."""
+    names = {
+        call.get("id"): call["function"]["name"] for message in messages for call in message.get("tool_calls") or []
+    }
+    return [
+        {**message, "name": names[message["tool_call_id"]]}
+        if message["role"] == "tool" and not message.get("name") and message.get("tool_call_id") in names
+        else message
+        for message in messages
+    ]
 
 
 def _spelling_free(arguments: Any) -> Any:

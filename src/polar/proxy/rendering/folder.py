@@ -14,7 +14,8 @@ _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class TokenizerFolder(msgspec.Struct, kw_only=True):
-    """`special_tokens`: what a template may call bos_token, eos_token, …; `eos_ids`: ids that end a generation."""
+    """`template`: "" where the folder has none. `special_tokens`: what a template may call bos_token, eos_token, …;
+    `eos_ids`: ids that end a generation."""
 
     name: str
     tokenizer_json: bytes
@@ -55,9 +56,7 @@ def _template(folder: Path, config: dict[str, Any]) -> str:
     if isinstance(template, list):
         named = {item.get("name"): item.get("template") for item in template}
         template = named.get("default") or next(iter(named.values()), None)
-    if not isinstance(template, str):
-        raise ConfigError(f"{folder} has no chat template: add chat_template.jinja, or chat_template in its config")
-    return template
+    return template if isinstance(template, str) else ""
 
 
 def _token(value: Any) -> str | None:

@@ -1,0 +1,62 @@
+"""A tokenizer's folder as a tokenizer: text to ids, ids to text, whole or while they come."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from polar.protocols import Delta
+from polar.proxy.rendering.parsing import Scanner
+from polar.records import IDS
+
+
+class Tokens:
+    """Safe for several threads. `special`: ids that are never text."""
+
+    def __init__(self, tokenizer_json: bytes) -> None:
+        self.tokenizer: Tokenizer = Tokenizer.from_str(tokenizer_json.decode())
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        added = self.tokenizer.get_added_tokens_decoder()
+        self.special = frozenset(number for number, token in added.items() if token.special)
+        self.added = {token.content: number for number, token in added.items()}
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.asarray(self.tokenizer.encode(text, add_special_tokens=False).ids, IDS)
+
+    def decode(self, ids: np.ndarray) -> str:
+        return self.tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+
+    def number(self, text: str) -> int | None:
+        return self.tokenizer.token_to_id(text)
+
+
+class Reader:
+    """Ids to text while they come. Ids of `ends`, which may prove to be the end of the turn, are held back, as the
+    whole answer leaves them out; so is a character whose bytes are not all there yet."""
+
+    def __init__(self, tokens: Tokens, ends: Collection[int], scanner: Scanner) -> None:
+        self._tokenizer = tokens.tokenizer
+        self._ends = ends
+        self._scanner = scanner
+        self._stream = DecodeStream(skip_special_tokens=False)
+        self._held: list[int] = []
+
+    def feed(self, ids: np.ndarray) -> list[Delta]:
+        text = ""
+        for number in ids.tolist():
+            self._held.append(number)
+            if number not in self._ends:
+                text += "".join(self._stream.step(self._tokenizer, held) or "" for held in self._held)
+                self._held = []
+        return self._scanner.feed(text) if text else []
+
+
+def without_end(ids: np.ndarray, ends: Collection[int]) -> np.ndarray:
+    end = len(ids)
+    while end and int(ids[end - 1]) in ends:
+        end -= 1
+    return ids[:end]

@@ -7,23 +7,24 @@ import socket
 
 import pytest
 
+from dialects import body
 from peers.engine import ScriptedEngine
-from running_proxy import RunningProxy, user
+from running_proxy import RunningProxy
 
 DIALECTS = [
     ("/v1/chat/completions", b"data: [DONE]"),
     ("/v1/responses", b"event: response.completed"),
     ("/v1/messages", b"event: message_stop"),
+    ("/v1beta/models/policy:streamGenerateContent?alt=sse", b"finishReason"),
 ]
-ROUNDS = 334
+ROUNDS = 250
 
 
 @pytest.mark.parametrize(("path", "terminal"), DIALECTS)
 def test_scored_at_once_every_turn_is_there_and_delivered(
     engine: ScriptedEngine, proxy: RunningProxy, path: str, terminal: bytes
 ) -> None:
-    asked = {"model": "policy", "max_tokens": 9, "messages": [user("go")], "input": "go", "stream": True}
-    data = json.dumps(asked).encode()
+    data = json.dumps(body("go", max_tokens=9, stream=True)).encode()
     host, _, port = proxy.url.removeprefix("http://").partition(":")
     delivered = 0
     for _ in range(ROUNDS):

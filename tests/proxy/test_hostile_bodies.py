@@ -5,10 +5,11 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from dialects import PATHS
 from running_proxy import RunningProxy
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+@pytest.mark.parametrize("path", PATHS.values())
 def test_a_body_nested_without_end_is_the_callers_mistake(proxy: RunningProxy, path: str) -> None:
     session = proxy.open()
     deep = b"[" * 100_000

@@ -137,7 +137,8 @@ class Session:
         """Notes what ended a call, and says it to the harness."""
         if fault.name == "context":
             self.record.context = True
-            return Refusal("context", fault.message)
+            # The words by which Claude Code knows that it has to make room.
+            return Refusal("context", f"prompt is too long: {fault.message}")
         if self.record.fault is None:
             self.record.fault, self.record.fault_message = fault.name, fault.message
         return Refusal("engine" if fault.blame == "engine" else "server", fault.message)

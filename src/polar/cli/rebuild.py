@@ -102,7 +102,7 @@ def _one(client: Client, place: Place, requests: Requests, choice: _Choice) -> t
         if error.status is None:
             raise
         return Change(session_id=session, task_id=task, what="failed", why=error.message), None
-    except (PolarError, OSError, ZstdError, msgspec.MsgspecError) as error:
+    except (PolarError, OSError, msgspec.MsgspecError) as error:
         return Change(session_id=session, task_id=task, what="failed", why=str(error)), None
     change = Change(session_id=session, task_id=task, what="changed", before=figures(stored), after=figures(fresh))
     if fresh is stored:
@@ -129,4 +129,7 @@ def _fresh(client: Client, stored: SessionResult, task: TaskRequest, choice: _Ch
 
 def _log(client: Client, stored: SessionResult, attempt: int | None) -> SessionLog:
     packed = client.log(stored.task_id, stored.session_id, attempt=attempt)
-    return parse(unpack(packed), f"the log of {stored.session_id}")
+    try:
+        return parse(unpack(packed), "its log")
+    except ZstdError as error:
+        raise BuildFault(f"its log is damaged: {error}") from error

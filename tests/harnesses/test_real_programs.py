@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,29 @@ from polar.harnesses.claude_code import ClaudeCode
 from polar.protocols import ExecResult
 from polar.proxy import load_rendering
 from polar.records import BuildResult
-from polar.requests import AgentSpec
-from running_proxy import RunningProxy, running_proxy
+from polar.requests import AgentSpec, ExecInput
+from polar.sessionlog import read
+from running_proxy import RunningProxy, running_proxy, until
 from sandboxing import needs_bubblewrap, run, sh, standing
 
 pytestmark = needs_bubblewrap
 NODE = 20
+CODEX_CONFIG = """
+model = "policy"
+model_provider = "polar"
+[model_providers.polar]
+name = "polar"
+base_url = "$OPENAI_BASE_URL"
+env_key = "OPENAI_API_KEY"
+wire_api = "responses"
+"""
+CODEX_WITH_LESS = "[features]\nplugins = false\napps = false\n[agents]\nenabled = false\n"
+GEMINI_SETTINGS = {
+    "security": {"auth": {"selectedType": "gemini-api-key"}},
+    "privacy": {"usageStatisticsEnabled": False},
+    "telemetry": {"enabled": False},
+    "general": {"enableAutoUpdate": False},
+}
 INSTRUCTION = "Write the word apple into answer.txt, look whether it is there, and say so."
 
 
@@ -59,6 +78,22 @@ def mini() -> str:
     if program is None:
         pytest.skip("mini-swe-agent is not installed: pip install mini-swe-agent, or POLAR_TEST_MINI=<path of mini>")
     return program
+
+
+@pytest.fixture(scope="module")
+def codex() -> Path:
+    program = os.environ.get("POLAR_TEST_CODEX")
+    if program is None:
+        pytest.skip("Codex is not named: npm install @openai/codex, and POLAR_TEST_CODEX=<path of codex>")
+    return Path(program)
+
+
+@pytest.fixture(scope="module")
+def gemini() -> Path:
+    program = os.environ.get("POLAR_TEST_GEMINI")
+    if program is None:
+        pytest.skip("Gemini CLI is not named: npm install @google/gemini-cli, and POLAR_TEST_GEMINI=<path of gemini>")
+    return Path(program)
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +137,7 @@ def drive(
             proxy.run(proxy.proxy.listen(session.key, listener.sock))
             box.env |= {"ANTHROPIC_BASE_URL": listener.url, "ANTHROPIC_API_KEY": session.key}
             box.env |= {"OPENAI_BASE_URL": f"{listener.url}/v1", "OPENAI_API_KEY": session.key}
+            box.env |= {"GOOGLE_GEMINI_BASE_URL": listener.url, "GEMINI_API_KEY": session.key}
             await box.write(f"{box.session_dir}/instruction.txt", INSTRUCTION.encode())
             await harness.setup(box)
             (step,) = harness.run_steps(INSTRUCTION)
@@ -174,3 +210,79 @@ def test_mini_swe_agent_to_a_trajectory(tmp_path, mini, proxy, engine, style):
     ).stdout.split()
     agent = AgentSpec(harness="mini_swe_agent", settings={"command": mini, "calls": style, "step_limit": 10})
     check(*drive(tmp_path, proxy, agent, bound(*prefixes)))
+
+
+def codex_agent(program: Path, config: str) -> tuple[AgentSpec, dict[str, list[str]]]:
+    """A command for Codex by hand, and what has to be in its sandbox."""
+    home = "export CODEX_HOME=$SESSION_DIR/codex && mkdir -p $CODEX_HOME"
+    written = f"cat > $CODEX_HOME/config.toml <<END\n{config}\nEND"
+    options = "--skip-git-repo-check --dangerously-bypass-approvals-and-sandbox --json"
+    command = f"{home}\n{written}\n{program} exec {options} - < $SESSION_DIR/instruction.txt"
+    installed = next(path.parent for path in program.resolve().parents if path.name == "node_modules")
+    return AgentSpec(harness="shell", custom_shell=ExecInput(command=command)), bound(program, installed)
+
+
+def codex_turns(tool: str, argument: str, around: str) -> list[dict[str, Any]]:
+    write, look = (around.format(command) for command in ("echo apple > answer.txt", "cat answer.txt"))
+    first = f'<think>\nA file is asked for.\n</think>\n\nI write "é".{calls(tool, **{argument: write})["text"]}'
+    return [{"text": first}, calls(tool, **{argument: look}), {"text": "It is there."}]
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "turns"),
+    [
+        # As it comes: with a namespace of tools and a web search.
+        ("policy", "", ("exec_command", "cmd", "{}")),
+        ("policy", CODEX_WITH_LESS, ("exec_command", "cmd", "{}")),
+        # A name that it knows: custom tools, in an item of the input.
+        ("gpt-5.6-sol", "", ("functions__exec", "input", 'text(await tools.exec_command({{cmd: "{}"}}))')),
+    ],
+)
+def test_codex_to_a_trajectory(tmp_path, codex, proxy, engine, tokenizer, model, more, turns):
+    steps = codex_turns(*turns)
+    engine.script(*steps)
+    agent, kwargs = codex_agent(codex, CODEX_CONFIG.replace("policy", model) + more)
+    result, answer, built = drive(tmp_path, proxy, agent, kwargs)
+    check(result, answer, built)
+    events = [json.loads(line) for line in result.output.splitlines() if "agent_message" in line]
+    assert [event["item"]["text"] for event in events] == ['I write "é".', "It is there."]
+    (trace,) = built.traces
+    sampled = load_rendering(tokenizer).decode(trace.response_ids[trace.loss_mask == 1])
+    assert sampled == "".join(f"{step['text']}<|im_end|>" for step in steps)
+
+
+def test_codex_that_breaks_a_silent_stream_off_joins_its_call(tmp_path, codex, engine, tokenizer):
+    """It keeps the reasoning that it has had, and asks again with it."""
+    steps = codex_turns("exec_command", "cmd", "{}")
+    engine.script(steps[0] | {"hold": True, "after": 40}, *steps[1:])
+    agent, kwargs = codex_agent(codex, CODEX_CONFIG + "stream_idle_timeout_ms = 2000\n" + CODEX_WITH_LESS)
+    settings = {"context_length": 400_000, "keep_alive_seconds": 60.0, "grace_seconds": 30.0}
+    with running_proxy(tmp_path, engine.url, load_rendering(tokenizer), **settings) as proxy:
+        with ThreadPoolExecutor() as pool:
+            running = pool.submit(drive, tmp_path, proxy, agent, kwargs)
+            logs = tmp_path.rglob
+            until(lambda: any(call.joined for path in logs("1.log") for call in read(path).calls), 60)
+            engine.release()
+            result, answer, built = running.result()
+    check(result, answer, built)
+    assert built.calls.joined == 1
+    assert len(engine.requests) == 3
+
+
+def test_gemini_cli_to_a_trajectory(tmp_path, gemini, proxy, engine):
+    """It shows thoughts and gives none back: they return in the signatures of calls."""
+    write = calls("write_file", file_path="/workspace/answer.txt", content="apple\n")["text"]
+    engine.script(
+        {"text": f'<think>\nA file is asked for.\n</think>\n\nI write "é".{write}'},
+        calls("run_shell_command", command="cat answer.txt"),
+        {"text": "It is there."},
+    )
+    settings = shlex.quote(json.dumps(GEMINI_SETTINGS))
+    command = f"mkdir -p ~/.gemini && echo {settings} > ~/.gemini/settings.json && exec "
+    command += shlex.join([str(gemini), "-m", "policy", "--yolo", "--output-format", "json", "-p", INSTRUCTION])
+    shell = ExecInput(command=command, env={"GEMINI_CLI_TRUST_WORKSPACE": "true"})
+    installed = next(path.parent for path in gemini.resolve().parents if path.name == "node_modules")
+    agent = AgentSpec(harness="shell", custom_shell=shell)
+    result, answer, built = drive(tmp_path, proxy, agent, bound(gemini, installed))
+    check(result, answer, built)
+    assert "It is there." in result.output

@@ -72,7 +72,11 @@ class RolloutSettings(Strict):
     save_dir: str = "polar-data"
     lease_seconds: Annotated[float, Field(gt=0)] = 30.0
     delivery_seconds: Annotated[float, Field(gt=0)] = 3600.0
-    """how long a callback that is not acknowledged is tried again"""
+    """how long a callback that is not acknowledged is tried again, and a result kept whatever the bounds below"""
+    retain_days: Annotated[float, Field(gt=0)] | None = 30.0
+    """days of the server's running; None: for ever"""
+    retain_gb: Annotated[float, Field(gt=0)] | None = 100.0
+    """of 10^9 bytes; None: without bound"""
 
     @property
     def url(self) -> str:

@@ -292,6 +292,17 @@ class GatewayNodeInfo(msgspec.Struct, kw_only=True):
     """what the sessions that it has may use"""
 
 
+class Storage(msgspec.Struct, kw_only=True):
+    """The server's data folder; bytes. `full`: new tasks are refused."""
+
+    used_bytes: int
+    limit_bytes: int | None
+    free_bytes: int
+    full: bool
+    tasks: int
+    retired_tasks: int
+
+
 class Event(msgspec.Struct, kw_only=True):
     type: str
     ts: float

@@ -34,7 +34,7 @@ def served(data: Path) -> Iterator[str | None]:
 
 
 async def _serve(data: Path, token: str, listening: Future[str], stopping: Future[None]) -> None:
-    settings = RolloutSettings(port=0, save_dir=str(data))
+    settings = RolloutSettings(port=0, save_dir=str(data), retain_days=None, retain_gb=None)
     serving = asyncio.ensure_future(server(settings, token, listening.set_result))
     done, _ = await asyncio.wait({serving, asyncio.wrap_future(stopping)}, return_when=asyncio.FIRST_COMPLETED)
     if serving in done and (fault := serving.exception()) is not None:

@@ -10,10 +10,12 @@ import errno
 import hmac
 import sqlite3
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -22,15 +24,16 @@ from polar.errors import ServerFault
 from polar.nodeapi import Lease, WorkReply
 from polar.server.deliveries import Courier
 from polar.server.events import Onlookers
-from polar.server.files import Files
+from polar.server.files import RESERVE_BYTES, Files
 from polar.server.machine import Machine
-from polar.server.state import Attempt, Node, Task
+from polar.server.retention import Retention
+from polar.server.state import Attempt, Node, Row, Task, key_of
 from polar.server.store import Store
 from polar.server.tables import Tables
 
 log = structlog.get_logger("polar.server")
 TICK_SECONDS = 0.5
-_CLOCK_SECONDS = 10.0
+_CLOCK_SECONDS, _IDLE_CLOCK_SECONDS = 10.0, 600.0
 
 
 class DiskFull(ServerFault):
@@ -47,12 +50,16 @@ class Core:
         self.store = Store(Path(settings.save_dir))
         self.onlookers = Onlookers()
         self.courier = Courier()
+        self.retention = Retention(settings, self.store, self.files)
         self._began = time.monotonic() - self.store.at_start(Tables.uptime)
         self._clock_saved = self.now()
         self._flushing = asyncio.Lock()
+        self._saving: dict[tuple[str, str, int], Row] = {}
         self.full = self.files.full()
+        self._in_use: Counter[str] = Counter()
         self._open_requests: dict[str, asyncio.Future[WorkReply]] = {}
         self.machine = Machine(settings.lease_seconds, settings.delivery_seconds)
+        self.machine.refused = self.store.at_start(Tables.refused)
         self.machine.fleet.load(self.store.at_start(Tables.nodes), self.store.at_start(Tables.pause))
         for task in self.store.at_start(Tables.tasks):
             self.machine.adopt(task)
@@ -67,10 +74,11 @@ class Core:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Time passes and callbacks go out while inside; a fault of either ends the server."""
+        """Time passes, callbacks go out, old tasks go while inside; a fault of any of these ends the server."""
         try:
             async with asyncio.TaskGroup() as background:
-                loops = [background.create_task(self._tick_for_ever()), background.create_task(self.courier.run(self))]
+                work = (self._tick_for_ever(), self.courier.run(self), self.retention.run(self))
+                loops = [background.create_task(loop) for loop in work]
                 try:
                     yield
                 finally:
@@ -117,7 +125,8 @@ class Core:
         async with self._flushing:
             if not self.machine.dirty:
                 return
-            rows, self.machine.dirty = self.machine.dirty, {}
+            rows = self._saving = self.machine.dirty
+            self.machine.dirty = {}
             for row in rows.values():
                 if isinstance(row, Task):
                     row.updated_at = time.time()
@@ -128,6 +137,25 @@ class Core:
                 if is_disk_full(error):
                     raise DiskFull(f"the disk of {self.files.folder} is full") from error
                 raise
+            finally:
+                self._saving = {}
+
+    async def select(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Rows as they are on disk, which is as they are, unless the disk is full."""
+        with suppress(DiskFull):
+            await self.flush()
+        return await self.store.select(sql, values)
+
+    async def saved(self, task: Task) -> None:
+        """Returns when what the task is now is on disk, so that it may be told. Raises DiskFull, or sqlite3.Error."""
+        try:
+            await self.flush()
+        except DiskFull:
+            if self._unsaved(task):
+                raise
+
+    def _unsaved(self, task: Task) -> bool:
+        return any(key_of(row) in self.machine.dirty or key_of(row) in self._saving for row in task.rows)
 
     # Tasks
 
@@ -135,7 +163,7 @@ class Core:
         """The task, brought back from disk if it had been put away."""
         if task_id not in self.machine.tasks:
             saved = await self.store.task(task_id)
-            if saved is not None and task_id not in self.machine.tasks:
+            if saved is not None and task_id not in self.machine.tasks and task_id not in self.retention.going:
                 self.machine.adopt(saved)
         return self.machine.tasks.get(task_id)
 
@@ -145,6 +173,42 @@ class Core:
             return self.machine.tasks[session.task_id]
         rows = await self.store.select("SELECT task_id FROM sessions WHERE session_id = ?", (session_id,))
         return await self.task(rows[0][0]) if rows else None
+
+    @contextmanager
+    def using(self, task_id: str) -> Iterator[None]:
+        """The task stays in memory, and so its files on disk."""
+        self._in_use[task_id] += 1
+        try:
+            yield
+        finally:
+            self._in_use[task_id] -= 1
+
+    def put_away(self, task_id: str) -> bool:
+        """True when the task is on disk alone: it is over, saved, and nobody uses it."""
+        task = self.machine.tasks.get(task_id)
+        if task is None:
+            return True
+        if not task.over or self._in_use[task_id] or self._unsaved(task):
+            return False
+        del self._in_use[task_id]
+        self.machine.forget(task)
+        return True
+
+    def no_room(self) -> str | None:
+        """Why no new task is taken, and what to do; None where there is room."""
+        folder, free = self.files.folder, self.files.free_bytes()
+        if free < RESERVE_BYTES:
+            return (
+                f"no room for new tasks: the disk of {folder} is full ({free >> 20} MiB are left; the last "
+                f"{RESERVE_BYTES >> 20} are for what runs). Make room there; rollout.retain_gb bounds what is kept"
+            )
+        if self.retention.exceeded:
+            return (
+                f"no room for new tasks: {folder} is full: it holds more than rollout.retain_gb = "
+                f"{self.settings.retain_gb:g}, and what runs or ended in the last {self.settings.delivery_seconds:g} s "
+                "is kept. Wait, or raise it"
+            )
+        return None
 
     async def _tick_for_ever(self) -> None:
         while True:
@@ -156,12 +220,11 @@ class Core:
                 await self._save_clock()
             except (DiskFull, sqlite3.Error) as error:
                 log.error("cannot save", why=str(error))
-            if not self.machine.dirty:
-                for task in [task for task in self.machine.tasks.values() if task.over]:
-                    self.machine.forget(task)
+            for task in [task for task in self.machine.tasks.values() if task.over]:
+                self.put_away(task.task_id)
 
     async def _save_clock(self) -> None:
-        if self.machine.tasks and self.now() - self._clock_saved > _CLOCK_SECONDS:
+        if self.now() - self._clock_saved > (_CLOCK_SECONDS if self.machine.tasks else _IDLE_CLOCK_SECONDS):
             self._clock_saved = self.now()
             await self.store.commit([], self.now())
 

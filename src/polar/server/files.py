@@ -6,9 +6,12 @@ a packed session log, `….part` a log that is still arriving.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
+import secrets
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -30,8 +33,11 @@ class Files:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._logs.mkdir(exist_ok=True)
 
+    def free_bytes(self) -> int:
+        return shutil.disk_usage(self.folder).free
+
     def full(self) -> bool:
-        return shutil.disk_usage(self.folder).free < RESERVE_BYTES
+        return self.free_bytes() < RESERVE_BYTES
 
     def result_path(self, task_id: str, session_id: str, attempt: int) -> Path:
         name = quote(task_id, safe="")
@@ -45,12 +51,12 @@ class Files:
     def write_result(self, result: SessionResult, attempt: int) -> None:
         path = self.result_path(result.task_id, result.session_id, attempt)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".part")
-        with partial.open("wb") as file:
-            file.write(to_msgpack(result))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(path)
+        partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+        try:
+            partial.write_bytes(to_msgpack(result))
+            _settle(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
 
     def paths(self, task: Task) -> list[str]:
         won = [session for session in task.sessions if session.winner is not None]
@@ -73,10 +79,7 @@ class Files:
             return lost
 
     def log_size(self, session_id: str, attempt: int) -> int:
-        for path in (self.log_path(session_id, attempt), self._partial(session_id, attempt)):
-            if path.exists():
-                return path.stat().st_size
-        return 0
+        return _size(self.log_path(session_id, attempt)) or _size(self._partial(session_id, attempt))
 
     def open_log(self, session_id: str, attempt: int) -> int:
         """A descriptor for writing the arriving log; bytes that are sent twice fall on themselves."""
@@ -85,21 +88,64 @@ class Files:
     def seal_log(self, session_id: str, attempt: int, sha256: str) -> bool:
         """True once the log with this hash is here for good. Another log is thrown away: it has to be sent anew."""
         path, partial = self.log_path(session_id, attempt), self._partial(session_id, attempt)
-        for candidate in (path, partial):
-            if candidate.exists() and hashlib.sha256(candidate.read_bytes()).hexdigest() == sha256:
-                break
-            candidate.unlink(missing_ok=True)
-        else:
-            return False
-        if candidate is partial:
-            fd = os.open(partial, os.O_RDONLY)
-            os.fsync(fd)
-            os.close(fd)
-            partial.rename(path)
-        return True
+        for candidate in (path, partial, path):  # the same result, sent twice at once, may seal it between two looks
+            if _sha256(candidate) == sha256:
+                if candidate is partial:
+                    with suppress(FileNotFoundError):
+                        _settle(partial, path)
+                return True
+        path.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
+        return False
+
+    def size(self, task_id: str, session_id: str, attempt: int) -> int:
+        """Bytes of the attempt's result and log."""
+        return self.log_size(session_id, attempt) + _size(self.result_path(task_id, session_id, attempt))
+
+    def discard(self, task_id: str, session_id: str, attempts: int) -> None:
+        """Removes every file of the session."""
+        for number in range(1, attempts + 1):
+            self.log_path(session_id, number).unlink(missing_ok=True)
+            self._partial(session_id, number).unlink(missing_ok=True)
+        folder = self.result_path(task_id, session_id, 1).parent
+        for path in folder.glob(f"{glob.escape(session_id)}.*"):
+            path.unlink(missing_ok=True)
+        with suppress(OSError):  # another session's results are there, or nothing ever was
+            folder.rmdir()
 
     def _partial(self, session_id: str, attempt: int) -> Path:
         return self._logs / f"{session_id}.{attempt}.zst.part"
+
+
+def _size(path: Path) -> int:
+    """0 where there is no such file."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _sha256(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return None
+
+
+def _settle(partial: Path, path: Path) -> None:
+    """When this returns, the file is on disk under its name."""
+    _sync(partial)
+    partial.rename(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _ended_by_server(session: Session) -> SessionResult:

@@ -13,7 +13,7 @@ from polar.server.alarms import Alarms
 from polar.server.fleet import Fleet
 from polar.server.line import Line
 from polar.server.owed import Owed
-from polar.server.state import Attempt, AttemptState, Node, Row, Session, Task, key_of
+from polar.server.state import Attempt, AttemptState, Node, Refusal, Row, Session, Task, key_of
 
 AWAY_SECONDS = 2.0
 """a server that did not look at its clock for so long, and for half a lease, was away"""
@@ -93,6 +93,11 @@ class Machine:
         self._save(task)
         self._stop(task, Termination.CANCELLED, now)
 
+    def refuse(self, task_id: str, until: float) -> None:
+        """Cancels a task that is not here yet."""
+        self.refused[task_id] = until
+        self._save(Refusal(task_id=task_id, until=until))
+
     # Gateways
 
     def poll(self, request: PollRequest, now: float, wall: float) -> list[Cancel]:
@@ -144,6 +149,12 @@ class Machine:
             return ResultReply(accepted=False)
         self._accept(session, attempt, result, now)
         return ResultReply(accepted=True, winner=attempt.number)
+
+    def stored(self, session: Session, attempt: int, size: int) -> None:
+        """So many bytes of the attempt are on the server's disk."""
+        row = session.attempts[attempt - 1]
+        row.bytes = size
+        self._save(row)
 
     # Time
 
@@ -346,6 +357,7 @@ class Machine:
     def _finish(self, task: Task, now: float) -> None:
         if task.status.terminal:
             return
+        task.ended_at = now
         if task.status is TaskState.CANCELLING:
             task.status = TaskState.CANCELLED
         elif any(session.traces is not None for session in task.sessions):

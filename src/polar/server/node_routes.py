@@ -82,18 +82,21 @@ class NodeApi:
 
     async def upload(self, request: Request) -> Response:
         session_id, attempt = request.path_params["session_id"], request.path_params["attempt"]
-        await self._attempt(session_id, attempt)
+        task, session = await self._attempt(session_id, attempt)
         files, offset = self.core.files, _offset(request)
         stands = files.log_size(session_id, attempt)
         if offset > stands or files.log_path(session_id, attempt).exists():
             return _packed(Uploaded(size=stands))
-        fd = files.open_log(session_id, attempt)
-        try:
-            async for chunk in request.stream():
-                offset += os.pwrite(fd, chunk, offset)
-            return _packed(Uploaded(size=os.fstat(fd).st_size))
-        finally:
-            os.close(fd)
+        with self.core.using(task.task_id):
+            fd = files.open_log(session_id, attempt)
+            try:
+                async for chunk in request.stream():
+                    offset += os.pwrite(fd, chunk, offset)
+            finally:
+                stands = os.fstat(fd).st_size
+                os.close(fd)
+                self.core.machine.stored(session, attempt, stands)
+        return _packed(Uploaded(size=stands))
 
     async def result(self, request: Request) -> Response:
         core, ended = self.core, await _read(request, NodeResult)
@@ -103,10 +106,12 @@ class NodeApi:
             raise HTTPException(422, f"a result cannot have the status {ended.status}")
         task, session = await self._attempt(ended.session_id, ended.attempt)
         if session.winner == ended.attempt:
+            await core.flush()
             return _packed(ResultReply(accepted=True, winner=ended.attempt))
-        await run_in_threadpool(_keep, core, task, session, ended)
-        await core.task_of(ended.session_id)
-        answer = core.machine.result(ended, core.now())
+        with core.using(task.task_id):
+            size = await run_in_threadpool(_keep, core, task, session, ended)
+            core.machine.stored(session, ended.attempt, size)
+            answer = core.machine.result(ended, core.now())
         await core.settle()
         return _packed(answer)
 
@@ -128,8 +133,8 @@ async def _first(answer: asyncio.Future[WorkReply], request: Request) -> None:
         gone.cancel()
 
 
-def _keep(core: Core, task: Task, session: Session, ended: NodeResult) -> None:
-    """Log and result are on disk when this returns. 503 asks the gateway to send the log once more."""
+def _keep(core: Core, task: Task, session: Session, ended: NodeResult) -> int:
+    """Log and result are on disk when this returns: so many bytes. 503 asks the gateway to send the log once more."""
     sha256 = ended.log_sha256
     if sha256 is not None and not core.files.seal_log(session.session_id, ended.attempt, sha256):
         raise HTTPException(503, "the log with this sha256 is not here: send it again from offset 0, then the result")
@@ -139,6 +144,7 @@ def _keep(core: Core, task: Task, session: Session, ended: NodeResult) -> None:
         tokens = msgspec.structs.replace(tokens, attempt_discarded=others)
     public = session_result(msgspec.structs.replace(ended, tokens=tokens), task.task_id, session.index)
     core.files.write_result(public, ended.attempt)
+    return core.files.size(task.task_id, session.session_id, ended.attempt)
 
 
 def _offset(request: Request) -> int:

@@ -7,6 +7,7 @@ queue clock (see Pause); `created_at`, `updated_at` and `last_heartbeat` are wal
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
 
@@ -41,6 +42,8 @@ class Attempt(msgspec.Struct, kw_only=True):
     sampled_tokens: int = 0
     fault: str | None = None
     log_sha256: str | None = None
+    bytes: int | None = 0
+    """its result and its log on disk; None where an older Polar left them, until they have been measured"""
     seen: bool = False
     """the gateway has named it in a poll: the lease arrived"""
 
@@ -127,6 +130,7 @@ class Task(msgspec.Struct, kw_only=True):
     mean_completions: float | None = None
     created_at: float
     updated_at: float
+    ended_at: float | None = None
     source: str | None = None
     error: str | None = None
     sessions: list[Session] = []
@@ -144,6 +148,23 @@ class Task(msgspec.Struct, kw_only=True):
     @property
     def over(self) -> bool:
         return self.status.terminal and (self.delivery is None or self.delivery.state is not DeliveryState.PENDING)
+
+    @property
+    def rows(self) -> Iterator[Row]:
+        """It and what hangs on it."""
+        yield self
+        for session in self.sessions:
+            yield session
+            yield from session.attempts
+        if self.delivery is not None:
+            yield self.delivery
+
+
+class Refusal(msgspec.Struct, kw_only=True):
+    """A task cancelled before it was submitted: the id is refused until then."""
+
+    task_id: str
+    until: float
 
 
 class Pause(msgspec.Struct, kw_only=True):
@@ -211,7 +232,7 @@ class Node(msgspec.Struct, kw_only=True):
         return self.asking is not None and self.asking.init > 0 and self.engine.healthy and not self.draining
 
 
-Row = Task | Session | Attempt | Delivery | Node | ForgottenNode | Pause
+Row = Task | Session | Attempt | Delivery | Node | ForgottenNode | Pause | Refusal
 
 
 def key_of(row: Row) -> tuple[str, str, int]:
@@ -229,3 +250,5 @@ def key_of(row: Row) -> tuple[str, str, int]:
             return ("node", row.node_id, 0)
         case Pause():
             return ("pause", "", 0)
+        case Refusal():
+            return ("refusal", row.task_id, 0)

@@ -46,6 +46,10 @@ class Store:
         """The rows as they are now. Raises sqlite3.Error, and then nothing of it is saved."""
         await self._run(Tables.commit, [(type(row), self._tables.values(row)) for row in rows], uptime)
 
+    async def change(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> None:
+        """One transaction, of the rows of tasks that are not in memory. Raises sqlite3.Error."""
+        await self._run(Tables.change, statements)
+
     def close(self) -> None:
         self._writer.submit(self._tables.close).result()
         self._writer.shutdown()

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from polar.errors import ConfigError
-from polar.server.state import Attempt, Delivery, ForgottenNode, Node, Pause, Session, Task
+from polar.server.state import Attempt, Delivery, ForgottenNode, Node, Pause, Refusal, Session, Task
 
 MIGRATIONS = [
     """
@@ -46,6 +46,17 @@ MIGRATIONS = [
     CREATE TABLE pauses (
         id INTEGER PRIMARY KEY, order_id TEXT, mode TEXT, began REAL, until REAL, stood REAL);
     """,
+    """
+    ALTER TABLE tasks ADD COLUMN ended_at REAL;
+    UPDATE tasks SET ended_at = (SELECT uptime FROM clock) WHERE status IN ('completed', 'failed', 'cancelled');
+    CREATE INDEX tasks_by_end ON tasks (ended_at);
+    ALTER TABLE attempts ADD COLUMN bytes INTEGER;
+    CREATE INDEX attempts_by_bytes ON attempts (bytes);
+    CREATE TABLE refusals (task_id TEXT PRIMARY KEY, until REAL NOT NULL);
+    CREATE TABLE discarded (
+        session_id TEXT PRIMARY KEY, task_id TEXT NOT NULL, attempts INTEGER NOT NULL, bytes INTEGER NOT NULL);
+    ALTER TABLE clock ADD COLUMN retired_tasks INTEGER NOT NULL DEFAULT 0;
+    """,
 ]
 _TABLES: dict[type[msgspec.Struct], str] = {
     Task: "tasks",
@@ -54,6 +65,7 @@ _TABLES: dict[type[msgspec.Struct], str] = {
     Delivery: "deliveries",
     Node: "nodes",
     Pause: "pauses",
+    Refusal: "refusals",
 }
 OPEN_TASKS = (
     "task_id IN (SELECT task_id FROM tasks WHERE status IN ('running', 'cancelling') "
@@ -98,21 +110,24 @@ class Tables:
         )
 
     def commit(self, batch: Iterable[tuple[type[msgspec.Struct], tuple[Any, ...]]], uptime: float) -> None:
+        """The rows as they are now, in one transaction."""
+        rows = ((_saving(kind, row), row) for kind, row in batch)
+        self.change([*rows, ("UPDATE clock SET uptime = ?", (uptime,))])
+
+    def change(self, statements: Iterable[tuple[str, Sequence[Any]]]) -> None:
         """One transaction. Raises sqlite3.Error, and then nothing of it is saved."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
-            for kind, values in batch:
-                if kind is ForgottenNode:
-                    self._db.execute("DELETE FROM nodes WHERE node_id = ?", values)
-                    continue
-                places = ",".join("?" * len(values))
-                self._db.execute(f"INSERT OR REPLACE INTO {_TABLES[kind]} VALUES ({places})", values)
-            self._db.execute("UPDATE clock SET uptime = ?", (uptime,))
+            for sql, values in statements:
+                self._db.execute(sql, values)
             self._db.execute("COMMIT")
         except BaseException:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
+
+    def refused(self) -> dict[str, float]:
+        return dict(self.select("SELECT task_id, until FROM refusals"))
 
     def uptime(self) -> float:
         return float(self.select("SELECT uptime FROM clock")[0][0])
@@ -145,6 +160,12 @@ class Tables:
 
     def close(self) -> None:
         self._db.close()
+
+
+def _saving(kind: type[msgspec.Struct], values: Sequence[Any]) -> str:
+    if kind is ForgottenNode:
+        return "DELETE FROM nodes WHERE node_id = ?"
+    return f"INSERT OR REPLACE INTO {_TABLES[kind]} VALUES ({','.join('?' * len(values))})"
 
 
 def _document(names: list[str], row: Sequence[Any]) -> dict[str, Any]:

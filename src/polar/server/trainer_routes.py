@@ -40,6 +40,7 @@ async def find(core: Core, task_id: str) -> Task:
     task = await core.task(task_id)
     if task is None:
         raise HTTPException(404, "Task not found")
+    await core.saved(task)
     return task
 
 
@@ -66,13 +67,15 @@ def _task_routes(router: APIRouter, core: Core) -> None:
         status = views.task_status(task, core.live_nodes(), full=core.full)
         if not results:
             return reply(request, status)
-        return await run_in_threadpool(_with_results, core, task, status, request)
+        with core.using(task_id):
+            return await run_in_threadpool(_with_results, core, task, status, request)
 
     @router.delete("/rollout/task/{task_id}")
     async def cancel(task_id: str, request: Request, register_if_missing: bool = False) -> Response:
         task = await core.task(task_id)
         if task is None and register_if_missing:
-            core.machine.refused[task_id] = core.now() + REFUSE_SECONDS
+            core.machine.refuse(task_id, core.now() + REFUSE_SECONDS)
+            await core.flush()
             return reply(request, TaskStatus(task_id=task_id, status=TaskState.CANCELLED))
         if task is None:
             raise HTTPException(404, "Task not found")
@@ -92,8 +95,8 @@ async def _submit(core: Core, request: TaskRequest) -> Task:
         core.machine.redirect(task, request.callback_url, core.now())
         await core.settle()
         return task
-    if core.files.full():
-        raise DiskFull(f"no room for new tasks: the disk of {core.files.folder} is full")
+    if (why := core.no_room()) is not None:
+        raise DiskFull(why)
     task = submission.new_task(request, core.machine.queue_clock(core.now()), time.time())
     core.machine.submit(task)
     try:
@@ -120,8 +123,7 @@ def _list_routes(router: APIRouter, core: Core) -> None:
         since: Annotated[float | None, Query(allow_inf_nan=False)] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 200,
     ) -> Response:
-        await core.flush()
-        rows = await core.store.select(
+        rows = await core.select(
             f"SELECT {', '.join(views.SUMMARY_COLUMNS)} FROM tasks WHERE coalesce(status = ?1, 1) "
             "AND coalesce(harness = ?2, 1) AND coalesce(updated_at >= ?3, 1) ORDER BY created_at DESC LIMIT ?4",
             (status, harness, since, limit),
@@ -143,7 +145,8 @@ def _list_routes(router: APIRouter, core: Core) -> None:
         session = await _find_session(core, task_id, session_id)
         if not session.status.terminal:
             raise HTTPException(409, f"the session is not over: {session.status}")
-        return await run_in_threadpool(lambda: reply(request, core.files.result(session)))
+        with core.using(session.task_id):
+            return await run_in_threadpool(lambda: reply(request, core.files.result(session)))
 
     @router.get("/tasks/{task_id}/sessions/{session_id}/log")
     async def session_log(task_id: str, session_id: str, attempt: int | None = None) -> Response:
@@ -166,10 +169,10 @@ def _node_routes(router: APIRouter, core: Core) -> None:
 
     @router.get("/rollout/status")
     async def status(request: Request) -> Response:
-        await core.flush()
-        tasks = dict(await core.store.select("SELECT task_id, status FROM tasks ORDER BY created_at"))
+        tasks = dict(await core.select("SELECT task_id, status FROM tasks ORDER BY created_at"))
         pending = sum(session.queued for session in core.machine.sessions.values())
-        return reply(request, {"tasks": tasks, "pipeline": {"pending_sessions": pending}, "nodes": _nodes(core)})
+        document = {"tasks": tasks, "pipeline": {"pending_sessions": pending}, "nodes": _nodes(core)}
+        return reply(request, document | {"storage": await core.retention.storage(core.full)})
 
     @router.get("/nodes")
     async def list_nodes(request: Request) -> Response:

@@ -19,7 +19,7 @@ import httpx
 import msgspec
 
 from polar.codec import from_msgpack
-from polar.records import GatewayNodeInfo, SessionResult, SessionSummary, TaskState, TaskStatus, TaskSummary
+from polar.records import GatewayNodeInfo, SessionResult, SessionSummary, Storage, TaskState, TaskStatus, TaskSummary
 from polar.requests import TaskRequest
 
 T = TypeVar("T")
@@ -60,6 +60,10 @@ class Sessions(msgspec.Struct):
 
 class Nodes(msgspec.Struct):
     nodes: list[GatewayNodeInfo]
+
+
+class ServerStatus(msgspec.Struct):
+    storage: Storage
 
 
 class Call(msgspec.Struct, Generic[T]):
@@ -114,6 +118,10 @@ def log(task_id: str, session_id: str, *, attempt: int | None = None) -> Call[by
     """The packed session log of the accepted attempt, or of this one."""
     path = f"/tasks/{_quoted(task_id)}/sessions/{_quoted(session_id)}/log"
     return Call("GET", path, bytes, _params(attempt=attempt))
+
+
+def status() -> Call[ServerStatus]:
+    return Call("GET", "/rollout/status", ServerStatus)
 
 
 def nodes() -> Call[Nodes]:
@@ -221,7 +229,7 @@ class Client:
     health, submit, task, cancel = _now(health), _now(submit), _now(task), _now(cancel)
     tasks, sessions, log, nodes = _now(tasks), _now(sessions), _now(log), _now(nodes)
     session, request = _now(session), _now(request)
-    pause, resume = _now(pause), _now(resume)
+    status, pause, resume = _now(status), _now(pause), _now(resume)
 
     def wait(self, task_id: str, *, timeout: float | None = None) -> TaskStatus:
         """The task with its results once it is terminal. Raises TimeoutError after `timeout` seconds."""
@@ -253,7 +261,7 @@ class AsyncClient:
     health, submit, task, cancel = _soon(health), _soon(submit), _soon(task), _soon(cancel)
     tasks, sessions, log, nodes = _soon(tasks), _soon(sessions), _soon(log), _soon(nodes)
     session, request = _soon(session), _soon(request)
-    pause, resume = _soon(pause), _soon(resume)
+    status, pause, resume = _soon(status), _soon(pause), _soon(resume)
 
     async def wait(self, task_id: str, *, timeout: float | None = None) -> TaskStatus:
         looks = _looks(task_id, timeout)

@@ -19,7 +19,6 @@ from polar.protocols import Delta
 from polar.requests import Sampling
 
 SSE = "text/event-stream; charset=utf-8"
-_MADE = "unnamed_"
 _SEAL = b"polar:"
 Message = dict[str, Any]
 Kind = type | tuple[type, ...]
@@ -191,15 +190,6 @@ def argument_object(call: Mapping[str, Any]) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = text
     return value if isinstance(value, dict) else {"arguments": value}
-
-
-def made_id(number: int) -> str:
-    """For the `number`th tool call of a request whose client leaves ids out."""
-    return f"{_MADE}{number}"
-
-
-def is_made(call_id: str) -> bool:
-    return call_id.startswith(_MADE)
 
 
 def sealed(reasoning: str) -> str:

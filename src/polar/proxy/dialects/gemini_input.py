@@ -18,7 +18,6 @@ from polar.proxy.canonical import (
     Refusal,
     field,
     function_tool,
-    made_id,
     needed,
     objects,
     picked,
@@ -110,7 +109,7 @@ class History:
 
     def _next_id(self) -> str:
         self._made += 1
-        return made_id(self._made)
+        return f"unnamed_{self._made}"
 
 
 def named(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -257,13 +257,12 @@ def test_codex_that_breaks_a_silent_stream_off_joins_its_call(tmp_path, codex, e
     engine.script(steps[0] | {"hold": True, "after": 40}, *steps[1:])
     agent, kwargs = codex_agent(codex, CODEX_CONFIG + "stream_idle_timeout_ms = 2000\n" + CODEX_WITH_LESS)
     settings = {"context_length": 400_000, "keep_alive_seconds": 60.0, "grace_seconds": 30.0}
-    with running_proxy(tmp_path, engine.url, load_rendering(tokenizer), **settings) as proxy:
-        with ThreadPoolExecutor() as pool:
-            running = pool.submit(drive, tmp_path, proxy, agent, kwargs)
-            logs = tmp_path.rglob
-            until(lambda: any(call.joined for path in logs("1.log") for call in read(path).calls), 60)
-            engine.release()
-            result, answer, built = running.result()
+    house = running_proxy(tmp_path, engine.url, load_rendering(tokenizer), **settings)
+    with house as proxy, ThreadPoolExecutor() as pool:
+        running = pool.submit(drive, tmp_path, proxy, agent, kwargs)
+        until(lambda: any(call.joined for path in tmp_path.glob("*/1.log") for call in read(path).calls), 60)
+        engine.release()
+        result, answer, built = running.result()
     check(result, answer, built)
     assert built.calls.joined == 1
     assert len(engine.requests) == 3

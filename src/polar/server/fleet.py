@@ -82,6 +82,7 @@ class Fleet:
             pause = self.pause
             pause.order_id, pause.mode = order.id, order.mode
             pause.began, pause.until = now, now + order.timeout_seconds
+            self._save(pause)
         for node in self.nodes.values():
             node.orders = [*_drains(node.orders), order]
             node.untold = [*_drains(node.untold), order]

@@ -11,8 +11,8 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 
-from polar.server.needs import Needs
-from polar.server.placement import could_take, takes
+from polar.server.needs import Amount, Needs, most
+from polar.server.placement import can_run, could_take
 from polar.server.state import Node, Session, Task
 
 PATIENCE_SECONDS = 30.0
@@ -89,12 +89,15 @@ class Line:
 
     def _round(self, open_nodes: list[Node], changed: set[str], now: float) -> Iterator[tuple[Session, Node]]:
         news = [node for node in open_nodes if node.node_id in changed]
-        heads = self._heads(also_tried=bool(news))
+        heads = self._heads(most(node.free for node in news) if news else None)
+        able: dict[Kind, list[Node]] = {}
         while heads and any(node.open for node in open_nodes):
             place, kind = heapq.heappop(heads)
             first = kind.first()
             assert first is not None
-            node = self._best(news if kind.tried else open_nodes, kind, place, first[1])
+            if kind not in able:
+                able[kind] = [node for node in (news if kind.tried else open_nodes) if can_run(node, first[1])]
+            node = self._best(able[kind], kind, place, first[1])
             if node is None:
                 kind.tried = True
                 kind.stuck_since = now if kind.stuck_since is None else kind.stuck_since
@@ -106,28 +109,30 @@ class Line:
             if (following := kind.first()) is not None:
                 heapq.heappush(heads, (following[0], kind))
 
-    def _heads(self, *, also_tried: bool) -> list[tuple[Place, Kind]]:
+    def _heads(self, room: Amount | None) -> list[tuple[Place, Kind]]:
+        """Of the kinds to look at: those not tried yet, and those that may find what they need in `room`."""
         heads = []
         for key, kind in list(self._kinds.items()):
             first = kind.first()
             if first is None:
                 self._let_go(kind)
                 del self._kinds[key]
-            elif also_tried or not kind.tried:
+            elif not kind.tried or (room is not None and key[2].amount.within(room)):
                 heads.append((first[0], kind))
         heapq.heapify(heads)
         return heads
 
-    def _best(self, nodes: Iterable[Node], kind: Kind, place: Place, task: Task) -> Node | None:
+    def _best(self, able: Iterable[Node], kind: Kind, place: Place, task: Task) -> Node | None:
         """A retried session goes elsewhere where there is an elsewhere; then the node with most room to run."""
         failed = {attempt.node_id for attempt in task.queue[0].attempts}
+        asked = task.needs.amount
 
         def merit(node: Node) -> tuple[bool, int, int]:
             assert node.asking is not None
             return node.node_id not in failed, node.asking.run, node.asking.init
 
-        free = (node for node in nodes if takes(node, task) and not self._is_held(node, kind, place))
-        return max(free, key=merit, default=None)
+        free = (node for node in able if node.open and asked.within(node.free))
+        return max((node for node in free if not self._is_held(node, kind, place)), key=merit, default=None)
 
     # Holding a node
 

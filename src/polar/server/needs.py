@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from polar.records import Resources
@@ -32,7 +34,12 @@ class Amount(msgspec.Struct, frozen=True):
         return ", ".join(filter(None, parts)) or "nothing"
 
     def within(self, room: Amount) -> bool:
-        return self.millicpus <= room.millicpus and self.memory_mb <= room.memory_mb and self.gpus <= room.gpus
+        """What is not asked for needs no room."""
+        return (
+            (not self.millicpus or self.millicpus <= room.millicpus)
+            and (not self.memory_mb or self.memory_mb <= room.memory_mb)
+            and (not self.gpus or self.gpus <= room.gpus)
+        )
 
     def share(self, room: Amount) -> float:
         """How much of what is asked `room` has, from 0 to 1: the scarcest decides."""
@@ -41,6 +48,12 @@ class Amount(msgspec.Struct, frozen=True):
 
 
 NOTHING = Amount()
+
+
+def most(amounts: Iterable[Amount]) -> Amount:
+    """The largest of each kind of resource."""
+    columns = zip(*((each.millicpus, each.memory_mb, each.gpus) for each in amounts), strict=True)
+    return Amount(*map(max, columns))
 
 
 class Needs(msgspec.Struct, frozen=True):

@@ -27,11 +27,6 @@ def could_take(node: Node, task: Task) -> bool:
     return can_run(node, task) and task.needs.amount.within(node.total)
 
 
-def takes(node: Node, task: Task) -> bool:
-    """Whether it takes a session of the task at this moment."""
-    return node.open and task.needs.amount.within(node.free) and can_run(node, task)
-
-
 def too_much(request: TaskRequest, live: Sequence[Node]) -> Iterator[tuple[tuple[str, ...], str]]:
     """What it asks for that no live node has: the field, and what is wrong. Nothing while no node is there."""
     needs = needs_of(request)

@@ -152,6 +152,7 @@ MALFORMED = {
         '{"name": "unknown", "parameters": {}}',
         '{"name": "f", "parameters": [1]}',
         '{"name": "f", "parameters": {}} and so on',
+        '{"name": "f", "parameters": {}}; {"name": "f", "parameters": {}}',
         "<|python_tag|>print(1)",
         '<|python_tag|>{"parameters": {}}',
     ],
@@ -204,12 +205,7 @@ CALLS: list[tuple[type[Format], str, str, list[tuple[str, Any]]]] = [
         [("f", {"a": 1})],
     ),
     (Llama, '<|python_tag|>{"name": "unknown", "parameters": {"a": 1}}', "", [("unknown", {"a": 1})]),
-    (
-        Llama,
-        ' {"name": "f", "parameters": {}}; {"name": "f", "arguments": {"b": 2}}\n',
-        "",
-        [("f", {}), ("f", {"b": 2})],
-    ),
+    (Llama, ' {"name": "f", "arguments": {"b": 2}}\n', "", [("f", {"b": 2})]),
     (
         Harmony,
         "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.f "

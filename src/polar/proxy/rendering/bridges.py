@@ -49,7 +49,7 @@ _HISTORIES: list[list[Message]] = [
     [QUESTION, _CALLED_TWICE, *_RESULTS, _SAID, QUESTION],
     [QUESTION, _CALLED_TWICE, *_RESULTS, QUESTION],
 ]
-_CONTINUATIONS: list[list[Message]] = [
+_CONTINUATIONS: list[list[Message]] = [  # of one role before those of several
     [QUESTION],
     [_RESULT],
     _RESULTS,
@@ -70,7 +70,8 @@ class _Turn(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Bridges:
-    """`ends`: ids that end a turn. `unstable`: roles of messages that are never bridged; `any`: whether some are."""
+    """`ends`: ids that end a turn. `any`: whether there are bridges at all. `unstable`: with and without tools, the roles
+    of messages that have none."""
 
     def __init__(self, template: ChatTemplate, tokens: Tokens, ends: Collection[int]) -> None:
         self._template = template
@@ -80,14 +81,14 @@ class Bridges:
         self._answered = self._turn(_answer, [QUESTION], longest_markup=0)
         self._called = self._turn(_asked, [_RESULT]) if template.writes_calls else self._answered
         self.any = self._answered is not None
-        self.unstable = self._unstable()
+        self.unstable = {tools: self._unstable(tools) for tools in (False, True)}
 
     def behind(self, sequence: np.ndarray, sampled: int, new: list[Message], tools: bool) -> np.ndarray | None:
         """What closes the turn of which the last `sampled` ids of `sequence` were sampled, as far as it is not closed
         yet, then the new messages. An end of turn is never doubled, whichever of several it is (case 12)."""
         turn = self._turn_before(new)
         around = self._around([QUESTION], new, tools)
-        if turn is None or around is None or any(message["role"] in self.unstable for message in new):
+        if turn is None or around is None or any(message["role"] in self.unstable[tools] for message in new):
             return None
         head, tail = around
         if not head.startswith(self._before[tools]):
@@ -133,14 +134,20 @@ class Bridges:
         common = next((at for at in range(shorter) if last[at] != followed[at]), shorter)
         return _Turn(stand_in=stand_in, markup=markup, closing=followed[: max(1, common)])
 
-    def _unstable(self) -> frozenset[str]:
+    def _unstable(self, tools: bool) -> frozenset[str]:
         roles = {"tool"} if self._called is None else set()
-        for tools in (False, True):
-            for new in _CONTINUATIONS:
-                expected, *others = (self._around(history, new, tools) for history in ([QUESTION], *_HISTORIES))
-                if expected is not None and any(other is not None and other[1] != expected[1] for other in others):
-                    roles |= {message["role"] for message in new}
+        for new in _CONTINUATIONS:
+            involved = {message["role"] for message in new}
+            if not roles & involved and not self._stable(new, tools):
+                roles |= involved
         return frozenset(roles)
+
+    def _stable(self, new: list[Message], tools: bool) -> bool:
+        expected, *others = (self._around(history, new, tools) for history in ([QUESTION], *_HISTORIES))
+        if expected is None:
+            return True
+        same = all(other is None or other[1] == expected[1] for other in others)
+        return same and expected[0].startswith(self._before[tools])
 
     def _text(self, messages: list[Message], tools: bool, *, prompt: bool) -> str:
         return self._template.text(messages, [TOOL] if tools else None, prompt=prompt)

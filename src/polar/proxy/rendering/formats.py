@@ -17,7 +17,6 @@ from polar.proxy.rendering.parsing import (
     Markup,
     call_of,
     json_at,
-    skip_spaces,
 )
 
 CALL, END_CALL = "<tool_call>", "</tool_call>"
@@ -100,8 +99,9 @@ TAG = "<|python_tag|>"
 
 
 class Llama(Markup):
-    """JSON objects with name and parameters: behind <|python_tag|>, or bare and then the whole answer, which is a call
-    only where it names a tool that was offered. Several are separated by semicolons."""
+    """One JSON object with name and parameters: behind <|python_tag|>, or bare and then the whole answer, which is a
+    call only where it names a tool that was offered. Templates of this family refuse a turn with several calls, so an
+    answer with several is text."""
 
     signs = (TAG, '"parameters": ')
     opens = (TAG,)
@@ -111,18 +111,13 @@ class Llama(Markup):
 
     def found(self, text: str, tools: list[dict[str, Any]]) -> Iterator[Found]:
         start = text.find(TAG)
-        at, bare = (start + len(TAG), False) if start >= 0 else (0, True)
-        offered = {tool["function"]["name"] for tool in tools} if bare else None
-        found: list[Found] = []
-        while at < len(text) and (read := json_at(text, at)):
-            call = _named(read[0], "parameters", "arguments")
-            if call is None or (offered is not None and call["function"]["name"] not in offered):
-                return
-            end = skip_spaces(text, read[1] + 1) if text.startswith(";", read[1]) else read[1]
-            found.append((at if found else max(start, 0), end, call))
-            at = end
-        if at >= len(text):
-            yield from found
+        read = json_at(text, start + len(TAG) if start >= 0 else 0)
+        if read is None or read[1] < len(text):
+            return
+        call = _named(read[0], "parameters", "arguments")
+        offered = {tool["function"]["name"] for tool in tools}
+        if call and (start >= 0 or call["function"]["name"] in offered):
+            yield max(start, 0), len(text), call
 
 
 FORMATS: tuple[Format, ...] = (Harmony(), Coder(), DeepSeek(), Hermes(), Llama())

@@ -37,7 +37,8 @@ class TemplateRendering:
     @property
     def notes(self) -> list[str]:
         """What somebody who trains with this template should know."""
-        bridges, unstable = self._bridges, ", ".join(sorted(self._bridges.unstable))
+        bridges = self._bridges
+        unstable = ", ".join(sorted(bridges.unstable[False] | bridges.unstable[True]))
         told = {
             "it is not prefix-stable: every turn is rendered again": not bridges.any,
             f"it is not prefix-stable for messages of: {unstable}; they are rendered again": bridges.any and unstable,

@@ -40,6 +40,18 @@ def test_run_as_json_and_exit_code_of_a_failed_task(chain, tmp_path):
     assert json.loads(done.stdout)["tasks"][0]["status"] == "failed"
 
 
+def test_run_marks_sessions_that_will_not_be_trained_with_what_they_ended_as(chain, tmp_path):
+    silent = {"task_id": "mute", "num_samples": 2, **GRADED, **scripted(("exit", 0))}
+    file = task_file(tmp_path / "t.jsonl", silent, {"task_id": "fine", **GRADED, **TWO_TURNS})
+    done = at(chain, "run", file)
+    lines = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line}
+    assert lines["task"][-2:] == ["not", "trained"]
+    assert lines["mute"][-2:] == lines["all"][-2:] == ["2", "no_calls"]
+    assert lines["fine"][-1] == "6", "its trainable tokens; nothing is said of what is trained"
+    rows = {row["task_id"]: row for row in json.loads(at(chain, "run", file, "--json").stdout)["tasks"]}
+    assert (rows["mute"]["untrained"], rows["fine"]["untrained"]) == ({"no_calls": 2}, {})
+
+
 def test_a_known_task_is_not_run_again_but_for_fresh(chain, tmp_path):
     file = task_file(tmp_path / "t.jsonl", {"task_id": "again", **GRADED, **TWO_TURNS})
     assert at(chain, "run", file).exit_code == 0

@@ -90,6 +90,81 @@ def test_a_folder_and_a_port_have_one_server(engine, tmp_path):
         assert gateway_port in fourth.stderr
 
 
+@pytest.mark.parametrize("option", ["--port", "--gateway-port"])
+def test_a_port_in_use_is_found_before_an_engine_is_started_or_waited_for(tmp_path, option):
+    words = {"--port": "0", "--gateway-port": "0", "--data": str(tmp_path / "data")}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words[option] = str(taken.getsockname()[1])
+        given = [word for pair in words.items() for word in pair]
+        for engine in (["--engine-url", "http://127.0.0.1:1"], ["--engine", "embedded", "--model", str(tmp_path)]):
+            done = polar("serve", *engine, *given)
+            assert done.returncode == 2
+            assert f"cannot listen on 127.0.0.1:{words[option]}" in done.stderr
+            assert f"({option})" in done.stderr
+    assert not (tmp_path / "data" / "engine.log").exists()
+
+
+def test_a_gateways_port_in_use_is_found_at_once(tmp_path):
+    topology = tmp_path / "topology.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        nodes = [{"id": "far", "port": port, "inference": {"base_url": "http://127.0.0.1:1"}}]
+        topology.write_text(json.dumps({"gateway": {"nodes": nodes}}))
+        done = polar("gateway", "--topology", topology, "--data", tmp_path / "data", "--server", "http://127.0.0.1:1")
+    assert done.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "node far" in done.stderr
+
+
+def test_what_was_under_way_when_a_server_stopped_is_interrupted(engine, tmp_path):
+    data = tmp_path / "data"
+    with polar_serve(data, engine.url, "--run-workers=1", "--init-workers=1") as chain:
+        chain.run("past", evaluator=None, **scripted(("call", "hello")))
+        chain.submit("long", num_samples=8, evaluator=None, **scripted(("call", "hello"), ("sleep", 600)))
+        until(lambda: "RUNNING" in chain.stage("long"), 30)
+        chain.process.kill()
+        chain.process.wait()
+    until(lambda: inside("status", "long", "--data", data).exit_code == 0)
+    said = inside("status", "long", "--data", data).stdout
+    words = [line.split()[1] for line in said.splitlines() if line.startswith("long-s")]
+    assert set(words) == {"interrupted", "REGISTERED"}, "those that wait for a gateway are as they were"
+    assert "long: interrupted, 0 of 8 sessions are over" in said
+    assert "it has stopped" in said
+    shown = inside("status", "--data", data).stdout
+    assert [line.split()[1] for line in shown.splitlines() if line.startswith(("long", "past"))] == [
+        "interrupted",
+        "completed",
+    ]
+    assert "has stopped" in shown
+    assert json.loads(inside("status", "long", "--json", "--data", data).stdout)["stopped"] is True
+
+
+def test_run_says_once_that_the_server_has_gone_and_that_it_is_back(tmp_path):
+    words = ["server", "--data", tmp_path / "data", "--json", "--port"]
+
+    def server(port: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(command(*words, port), stdout=subprocess.PIPE, text=True, env=environment())
+
+    first = server("0")
+    url = json.loads(first.stdout.readline())["url"]
+    file = task_file(tmp_path / "t.jsonl", {"task_id": "patient", **scripted(("call", "hello"))})
+    with subprocess.Popen(
+        command("run", file, "--server", url), stderr=subprocess.PIPE, text=True, env=environment()
+    ) as run:
+        assert "patient waits for a gateway" in run.stderr.readline()
+        first.kill()
+        first.wait()
+        assert "the rollout server does not answer; it is asked again for 60 s" in run.stderr.readline()
+        second = server(url.rsplit(":", 1)[1])
+        try:
+            assert "the rollout server is back" in run.stderr.readline()
+            run.send_signal(signal.SIGINT)
+            assert run.wait(30) == 130
+        finally:
+            second.send_signal(signal.SIGINT)
+            second.wait(30)
+
+
 def test_it_takes_tasks_while_the_engine_is_not_up_yet(tokenizer, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

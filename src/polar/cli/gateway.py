@@ -45,6 +45,7 @@ def gateway(
     url = server or known.gateway.rollout_server_url or known.rollout.url
     folder = data or Path(f"polar-gateway-{node.id}")
     with lock.held(folder):
+        running.check_port(node.host, node.port, f"the port of node {node.id}")
         token = running.token_of(folder)
         beat = known.gateway.heartbeat_interval_seconds
         raise typer.Exit(running.live(lambda stop: _gateway(stop, node, url, token, folder, beat, json)))

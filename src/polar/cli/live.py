@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,6 +80,17 @@ def token_of(folder: Path) -> str:
         return control_token(folder)
     except OSError as error:
         raise ConfigError(f"the data folder {folder} cannot be used: {error.strerror}. Give --data another") from error
+
+
+def check_port(host: str, port: int, option: str) -> None:
+    """Raises ConfigError where nothing can listen: it is told before an engine is started, or waited for."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}. Give {option} another") from error
 
 
 async def server(settings: RolloutSettings, token: str, ready: Ready) -> None:

@@ -4,10 +4,12 @@ away for a while (a restart) loses nothing, so it is asked again before anything
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import msgspec
 
+from polar.cli.reasons import untrained
 from polar.cli.results import mean, reward, tokens
 from polar.client import Client, ClientError
 from polar.records import TaskState, TaskStatus, TaskSummary
@@ -29,6 +31,8 @@ class Row(msgspec.Struct, kw_only=True):
     traces: float | None = None
     sampled: int | None = None
     trainable: int | None = None
+    untrained: dict[str, int] = {}
+    """how many sessions will not be trained, by what they ended as"""
     waiting_for: str | None = None
     error: str | None = None
 
@@ -43,6 +47,11 @@ class Run:
         self._client = client
         self._sent: list[str] = []
         self._away_since: float | None = None
+
+    @property
+    def away(self) -> bool:
+        """The server did not answer when it was last asked."""
+        return self._away_since is not None
 
     @property
     def unfinished(self) -> list[str]:
@@ -93,6 +102,7 @@ class Run:
         row.traces = mean(len(result.trajectory.traces) for result in known.results if result.trajectory)
         row.sampled = sum(ledger.get("sampled", 0) for ledger in ledgers)
         row.trainable = sum(ledger.get("trainable", 0) for ledger in ledgers)
+        row.untrained = dict(Counter(why for result in known.results if (why := untrained(result))))
 
     def submit(self, tasks: Iterable[TaskRequest]) -> int:
         """How many of them were over before. Raises ClientError, naming the task."""

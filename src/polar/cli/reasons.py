@@ -10,13 +10,13 @@ import msgspec
 from polar.cli.results import termination as ending_of
 from polar.cli.results import tokens
 from polar.endings import TABLE
-from polar.records import Exclusion, SessionResult, SessionStatus, TaskStatus, Termination
+from polar.records import Drop, Exclusion, SessionResult, SessionStatus, TaskStatus, Termination
 
 ENDINGS: dict[Termination, str] = {
     Termination.QUEUE: "no gateway took it before its queue budget was spent",
     Termination.SANDBOX_START: "the sandbox did not come up; `polar doctor` tries the runtimes of this machine",
     Termination.PREPARE: "a prepare action, or setting the harness up, failed: the task's own fault, not retried",
-    Termination.BUILD: "the trajectory could not be built; the session's log is kept",
+    Termination.BUILD: "the trajectory could not be built; the session's log is kept: `polar rebuild`",
     Termination.DONE: "the harness ended by itself",
     Termination.HARNESS_EXIT: "the harness ended with an exit code other than 0; graded and trained all the same",
     Termination.LIMIT: "a limit of the task was reached; graded and trained, as cut off",
@@ -106,6 +106,15 @@ def _termination(name: str) -> Termination:
     return Termination(name) if name in list(Termination) else Termination.INFRASTRUCTURE
 
 
+def untrained(result: SessionResult) -> str | None:
+    """Why nothing of a session will be trained: what it ended as, or zero_trainable. None where something will be."""
+    name = ending_of(result)
+    if not TABLE[_termination(name)].trained:
+        return name
+    traces = result.trajectory.traces if result.trajectory else []
+    return None if any(trace.trainable for trace in traces) else Drop.ZERO_TRAINABLE.value
+
+
 def _exclusions(result: SessionResult) -> Iterator[Finding]:
     for reason, count in tokens(result).get("excluded", {}).items():
         meaning = EXCLUSIONS[Exclusion(reason)] if reason in list(Exclusion) else reason
@@ -123,7 +132,7 @@ def _training(result: SessionResult) -> Iterator[Finding]:
         meaning = "sampled tokens without a usable logprob: a trainer refuses the whole group"
         yield _one(result, "logprobs", "logprob_error", meaning, spoiled)
     if not any(trace.trainable for trace in traces):
-        yield _one(result, "untrained", "zero_trainable", "no token of it is trainable: nothing to learn from")
+        yield _one(result, "untrained", Drop.ZERO_TRAINABLE.value, "no token of it is trainable: nothing to learn from")
     elif all(trace.reward is None for trace in traces):
         yield _one(result, "reward", "no_reward", "it has no reward: the task has no evaluator")
 

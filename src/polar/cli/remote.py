@@ -22,8 +22,15 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 @contextmanager
 def reading(url: str, data: Path | None) -> Iterator[Client]:
     """As `connected`, for commands that only look: a given data folder that no server has is read by itself."""
-    with served(data) if data else nullcontext() as own, connected(own or url, data) as client:
+    with looking(url, data) as (client, _):
         yield client
+
+
+@contextmanager
+def looking(url: str, data: Path | None) -> Iterator[tuple[Client, bool]]:
+    """As `reading`, with whether the folder's server has stopped."""
+    with served(data) if data else nullcontext() as own, connected(own or url, data) as client:
+        yield client, own is not None
 
 
 @contextmanager

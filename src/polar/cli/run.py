@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -17,7 +18,7 @@ from rich.text import Text
 
 from polar.cli.console import ExitCode, err, grid, out, print_json, say
 from polar.cli.options import DEFAULT_SERVER, Json, Server, ServersData
-from polar.cli.progress import LOOK_SECONDS, Row, Run
+from polar.cli.progress import AWAY_SECONDS, LOOK_SECONDS, Row, Run
 from polar.cli.remote import connected
 from polar.cli.results import mean, number
 from polar.cli.tasks import File, load
@@ -30,6 +31,8 @@ from polar.requests import TaskRequest
 _SHOWN = 30
 """rows of the live table; the totals stand below"""
 _CANCEL_SECONDS = 15.0
+_GONE = f"the rollout server does not answer; it is asked again for {AWAY_SECONDS:.0f} s"
+_BACK = "the rollout server is back"
 
 Save = Annotated[
     Path | None, typer.Option("--save", metavar="FILE", help="Write the results there, one task a line (JSONL).")
@@ -116,11 +119,17 @@ def _await_cancelled(following: Run) -> None:
 def _watch(following: Run, saving: IO[bytes] | None, live: bool) -> None:
     screen = Live(console=err(), auto_refresh=False, transient=True) if live else nullcontext()
     said: set[str] = set()
+    away = False
     with screen as shown:
 
         def seen(over: list[Row]) -> None:
+            nonlocal away
             for row in over:
                 _save(following, row, saving)
+            if following.away is not away:
+                away = following.away
+                line = Text(_GONE if away else _BACK, style="yellow")
+                (shown.console if shown is not None else err()).print(line)
             if shown is not None:
                 shown.update(_table(following, _SHOWN), refresh=True)
             else:
@@ -153,7 +162,7 @@ def _say_lines(following: Run, over: list[Row], said: set[str]) -> None:
 
 def _table(following: Run, most: int | None = None) -> Group:
     """Unfinished tasks first where not all can be shown; what is to be said about some of them stands below."""
-    table = grid("task", "status", ">sessions", ">mean reward", ">traces", ">sampled", ">trainable")
+    table = grid("task", "status", ">sessions", ">mean reward", ">traces", ">sampled", ">trainable", "not trained")
     rows = list(following.rows.values())
     shown = sorted(rows, key=lambda row: row.task_id in following.results)[:most] if most else rows
     for row in shown:
@@ -170,7 +179,9 @@ def _notes(row: Row) -> list[str]:
 
 def _cells(row: Row) -> tuple[str, ...]:
     tokens = ("" if value is None else str(value) for value in (row.sampled, row.trainable))
-    return (row.task_id, row.status, f"{row.done}/{row.sessions}", number(row.mean_reward), number(row.traces), *tokens)
+    ended = ", ".join(f"{count} {name}" for name, count in row.untrained.items())
+    done = f"{row.done}/{row.sessions}"
+    return (row.task_id, row.status, done, number(row.mean_reward), number(row.traces), *tokens, ended)
 
 
 def _total(following: Run) -> Row:
@@ -184,6 +195,7 @@ def _total(following: Run) -> Row:
         traces=mean(row.traces for row in rows),
         sampled=sum(row.sampled or 0 for row in rows),
         trainable=sum(row.trainable or 0 for row in rows),
+        untrained=dict(sum((Counter(row.untrained) for row in rows), Counter())),
     )
 
 

@@ -14,7 +14,7 @@ import typer
 from polar.cli import lock, logs
 from polar.cli.console import out, print_json, say
 from polar.cli.engine_process import HOW_TO_MAKE_A_MODEL, EngineProcess
-from polar.cli.live import Stop, engine_alive, gateway, live, server, token_of, until_stopped
+from polar.cli.live import Stop, check_port, engine_alive, gateway, live, server, token_of, until_stopped
 from polar.cli.nodes import EMBEDDED, node_settings, server_settings, topology
 from polar.cli.options import ENGINE_KINDS, Data, Json, NodeId, TopologyFile, Verbose
 from polar.config import NodeSettings, RolloutSettings
@@ -102,8 +102,11 @@ def serve(
     )
     beat = known.gateway.heartbeat_interval_seconds
     announce = partial(_announce, json, folder, node)
-    with lock.held(folder / "gateway"), child.running() if child else nullcontext():
-        raise typer.Exit(live(lambda stop: _serve(stop, settings, node, child, beat, announce)))
+    with lock.held(folder / "gateway"):
+        check_port(settings.host, settings.port, "rollout.port (--port)")
+        check_port(node.host, node.port, "the gateway's port (--gateway-port)")
+        with child.running() if child else nullcontext():
+            raise typer.Exit(live(lambda stop: _serve(stop, settings, node, child, beat, announce)))
 
 
 def _engine(kind: str | None, url: str | None, model: Path | None, log: Path) -> EngineProcess | None:

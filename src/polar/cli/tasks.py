@@ -11,14 +11,16 @@ from rich.text import Text
 
 from polar.cli.console import ExitCode, grid, harmless, out, print_json, say
 from polar.cli.options import DEFAULT_SERVER, Json, Server, ServersData
-from polar.cli.remote import connected, reading
+from polar.cli.remote import connected, looking
 from polar.cli.results import number, seconds
 from polar.cli.taskfile import TaskFile, read_tasks
 from polar.client import Client, ClientError
-from polar.records import GatewayNodeInfo, SessionSummary, TaskState, TaskSummary
+from polar.records import GatewayNodeInfo, SessionStatus, SessionSummary, Storage, TaskState, TaskSummary
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="Tasks: .jsonl (one a line), .yaml or .json.", exists=False)]
 TaskId = Annotated[str, typer.Argument(metavar="TASK", help="A task's id.")]
+_INTERRUPTED = "interrupted"
+_STOPPED = "the server: it has stopped, and what was under way goes on when it starts again"
 
 
 def load(path: Path) -> TaskFile:
@@ -64,39 +66,58 @@ def status(
 ) -> None:
     """What runs: the server's gateways and tasks, or the sessions of one task.
 
-    Exit code 1: the task has failed or was cancelled.
+    What was under way when a server stopped is `interrupted` (--data), and goes on when it starts again. Exit code 1:
+    the task has failed or was cancelled.
 
     Examples: polar status, polar status hello
     """
-    with reading(server, data) as client:
-        code = _one(client, task, json) if task else _all(client, json)
+    with looking(server, data) as (client, stopped):
+        code = _one(client, task, stopped, json) if task else _all(client, stopped, json)
     raise typer.Exit(code)
 
 
-def _one(client: Client, task: str, json: bool) -> ExitCode:
+def _shown(status: SessionStatus | TaskState, stopped: bool) -> str:
+    """A stopped server's word for what nobody carries out now would be the last that it had."""
+    waits = status in (SessionStatus.REGISTERED, TaskState.CANCELLING)
+    return _INTERRUPTED if stopped and not (status.terminal or waits) else status.value
+
+
+def _one(client: Client, task: str, stopped: bool, json: bool) -> ExitCode:
     known, sessions = client.task(task, results=False), client.sessions(task).sessions
     if json:
-        print_json({"task": known, "sessions": sessions})
+        print_json({"task": known, "sessions": sessions, "stopped": stopped})
     else:
         done = f"{known.completed_sessions} of {known.total_sessions} sessions are over"
-        out().print(f"{known.task_id}: {known.status}, {done}")
-        for said in (known.error, known.waiting_for and f"waits for {known.waiting_for}"):
+        out().print(f"{known.task_id}: {_shown(known.status, stopped)}, {done}")
+        waits = _STOPPED if stopped and not known.status.terminal else known.waiting_for
+        for said in (known.error, waits and f"waits for {waits}"):
             if said:
                 out().print(said, style="yellow")
-        out().print(_sessions(sessions))
+        out().print(_sessions(sessions, stopped))
         for error in dict.fromkeys(row.error for row in sessions if row.error):
             out().print(Text(harmless(error), style="red"))
     return ExitCode.FAILED if known.status in (TaskState.FAILED, TaskState.CANCELLED) else ExitCode.OK
 
 
-def _all(client: Client, json: bool) -> ExitCode:
-    nodes, tasks = client.nodes().nodes, client.tasks().tasks
+def _all(client: Client, stopped: bool, json: bool) -> ExitCode:
+    nodes, tasks, storage = client.nodes().nodes, client.tasks().tasks, client.status().storage
     if json:
-        print_json({"nodes": nodes, "tasks": tasks})
+        print_json({"nodes": nodes, "tasks": tasks, "storage": storage, "stopped": stopped})
     else:
-        out().print(_nodes(nodes) if nodes else "no gateway is connected: tasks wait")
-        out().print(_tasks(tasks) if tasks else "no tasks yet: polar run tasks.jsonl")
+        if stopped:
+            out().print("the server of this folder has stopped", style="yellow")
+        else:
+            out().print(_nodes(nodes) if nodes else "no gateway is connected: tasks wait")
+        out().print(_tasks(tasks, stopped) if tasks else "no tasks yet: polar run tasks.jsonl")
+        out().print(_kept(storage), style="yellow" if storage.full else None)
     return ExitCode.OK
+
+
+def _kept(storage: Storage) -> str:
+    bound = f" of {storage.limit_bytes / 1e9:.1f}" if storage.limit_bytes is not None else ""
+    data = f"data: {storage.used_bytes / 1e9:.1f}{bound} GB used, {storage.free_bytes / 1e9:.1f} GB of the disk free"
+    tasks = f"tasks: {storage.tasks} kept, {storage.retired_tasks} retired"
+    return f"{data}; {tasks}" + ("; full: new tasks are refused" if storage.full else "")
 
 
 def _nodes(nodes: list[GatewayNodeInfo]) -> Table:
@@ -114,17 +135,18 @@ def _nodes(nodes: list[GatewayNodeInfo]) -> Table:
     return table
 
 
-def _tasks(tasks: list[TaskSummary]) -> Table:
+def _tasks(tasks: list[TaskSummary], stopped: bool) -> Table:
     table = grid("task", "status", "harness", ">sessions", ">errors", ">mean reward", ">mean traces")
     for task in tasks:
         done = f"{task.completed_sessions}/{task.num_samples}"
         numbers = (done, str(task.errored_sessions), number(task.mean_reward), number(task.mean_traces))
-        table.add_row(task.task_id, task.status, task.harness, *numbers)
+        table.add_row(task.task_id, _shown(task.status, stopped), task.harness, *numbers)
     return table
 
 
-def _sessions(sessions: list[SessionSummary]) -> Table:
+def _sessions(sessions: list[SessionSummary], stopped: bool) -> Table:
     table = grid("session", "status", "gateway", ">reward", ">time")
     for row in sessions:
-        table.add_row(row.session_id, row.status, row.node_id or "", number(row.reward), seconds(row.timing.e2e_ms))
+        status, time = _shown(row.status, stopped), seconds(row.timing.e2e_ms)
+        table.add_row(row.session_id, status, row.node_id or "", number(row.reward), time)
     return table

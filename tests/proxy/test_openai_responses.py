@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from peers.engine import ScriptedEngine
 from polar.protocols import Delta, Rendering
-from polar.proxy.canonical import Answer, Ask, Opening
+from polar.proxy.canonical import Answer, Ask, Opening, Refusal
 from polar.proxy.conversation import digest
 from polar.proxy.dialects import DIALECTS
 from running_proxy import OpenSession, RunningProxy, running_proxy, until
@@ -394,3 +394,32 @@ def test_whole_and_streamed_answers_are_equal_and_come_back_as_they_went(
     back = parsed(input=[user("x"), *whole["output"], user("y")]).messages[1]
     assert digest(back) == digest({"role": "assistant"} | message)
     assert back.get("reasoning_content", "") == reasoning
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXTS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["type", "name", "text"]), inner),
+    max_leaves=4,
+)
+KINDS = ["message", "reasoning", "function_call", "custom_tool_call_output", "additional_tools", "namespace", "custom"]
+ITEMS = st.fixed_dictionaries(
+    {"type": st.sampled_from(KINDS) | ANY},
+    optional=dict.fromkeys(
+        ("id", "role", "content", "tools", "call_id", "name", "input", "output", "summary", "format"), ANY
+    ),
+)
+
+
+@given(
+    items=st.lists(ITEMS, max_size=3) | ANY,
+    tools=st.lists(ITEMS, max_size=2) | ANY,
+    others=st.dictionaries(
+        st.sampled_from(["tool_choice", "text", "include", "metadata", "instructions"]), ANY | ITEMS
+    ),
+)
+def test_whatever_a_body_holds_is_read_or_refused(items: Any, tools: Any, others: dict[str, Any]) -> None:
+    try:
+        asked = RESPONSES.parse({"model": "policy", "input": items, "tools": tools} | others, "/v1/responses")
+    except Refusal:
+        return
+    assert all(isinstance(message["content"], str) for message in asked.messages)

@@ -101,7 +101,7 @@ def read_messages(items: Sequence[Item]) -> list[Message]:
     turn: _Turn | None = None
     for at, item in enumerate(items):
         where = f"input.{at}"
-        if item["type"] in _ANSWERS or item.get("role") == "assistant":
+        if item["type"] in _ANSWERS or (item["type"] == "message" and item.get("role") == "assistant"):
             found = _OURS.fullmatch(field(item, "id", str, ""))
             answer = found[1] if found else None
             if turn is None or not turn.takes(item, answer):
@@ -120,7 +120,8 @@ class _Turn:
 
     def __init__(self, answer: str | None) -> None:
         self.answer = answer
-        self.thoughts: dict[str, str] = {}
+        self._ids: set[str] = set()
+        self.thoughts: list[str] = []
         self.texts: list[str] = []
         self.calls: list[dict[str, Any]] = []
 
@@ -135,16 +136,19 @@ class _Turn:
         return item["type"].endswith("_call") or not (self.texts or self.calls)
 
     def add(self, item: Item, where: str) -> None:
+        name = field(item, "id", str, "")
+        if name in self._ids:
+            return  # who joined a call has the start of its stream twice
+        self._ids |= {name} if name else set()
         if item["type"] == "message":
             self.texts.append(joined_text(item.get("content"), f"{where}.content", text_block))
         elif item["type"] == "reasoning":
-            # By id: who has joined a call that went on has the start of its stream twice.
-            self.thoughts[field(item, "id", str) or str(len(self.thoughts))] = _reasoning(item)
+            self.thoughts.append(_reasoning(item))
         else:
             self.calls.append(_call(item))
 
     def message(self) -> Message:
-        thoughts = "\n".join(filter(None, self.thoughts.values()))
+        thoughts = "\n".join(filter(None, self.thoughts))
         message: Message = {"role": "assistant", "content": "\n".join(self.texts)}
         message |= {"reasoning_content": thoughts} if thoughts else {}
         return message | ({"tool_calls": self.calls} if self.calls else {})

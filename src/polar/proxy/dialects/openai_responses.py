@@ -6,7 +6,7 @@ All of a conversation is in the input: nothing is kept between requests, and wha
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -38,7 +38,6 @@ _REFUSED = {
     "prompt": "no prompt is stored: send its text as instructions and input",
 }
 _REPEATED = ("instructions", "max_output_tokens", "prompt_cache_key", "reasoning", "temperature", "top_p", "user")
-_PARTS = {"text": "output_text", "reasoning": "reasoning_text"}
 _KINDS = {"text": "msg", "reasoning": "rs"}
 
 
@@ -95,7 +94,8 @@ class _Encoder:
         self._opening = opening
         self._sequence = 0
         self._done: list[Item] = []
-        self._open: Delta | None = None
+        self._open: Literal["reasoning", "text"] | None = None
+        self._said: list[str] = []
 
     def start(self) -> bytes:
         if self._sequence:
@@ -111,13 +111,12 @@ class _Encoder:
     def delta(self, delta: Delta) -> bytes:
         if delta.kind == "tool_call":
             return self._close("completed") + self._call(delta)
-        begun = b"" if self._open and self._open.kind == delta.kind else self._begin(delta)
-        assert self._open is not None
-        self._open = Delta(kind=delta.kind, text=self._open.text + delta.text)
-        return begun + self._text_event(self._open, "delta", delta=delta.text)
+        begun = b"" if self._open == delta.kind else self._begin(delta.kind)
+        self._said.append(delta.text)
+        return begun + self._text_event("delta", delta=delta.text)
 
     def end(self, answer: Answer) -> bytes:
-        said = (self._open and self._open.kind == "text") or any(item["type"] != "reasoning" for item in self._done)
+        said = self._open == "text" or any(item["type"] != "reasoning" for item in self._done)
         data = b"" if said else self.delta(Delta(kind="text"))
         data += self._close(_status(answer))
         response = _finished(answer, self._done)
@@ -128,18 +127,19 @@ class _Encoder:
         failure = {"code": code, "message": refusal.message}
         return self.start() + self._lifecycle("failed", "failed", output=self._done, error=failure)
 
-    def _begin(self, delta: Delta) -> bytes:
+    def _begin(self, kind: Literal["reasoning", "text"]) -> bytes:
         closed = self._close("completed")
-        self._open = Delta(kind=delta.kind)
-        item = _item(self._opening, len(self._done), self._open)
+        self._open, self._said = kind, []
+        item = _item(self._opening, len(self._done), Delta(kind=kind))
         added = self._item_event("added", item | {"content": [], "status": "in_progress"})
         return closed + added + self._event("response.content_part.added", **self._place(), part=item["content"][0])
 
     def _close(self, status: str) -> bytes:
         if self._open is None:
             return b""
-        said, item = self._open, _item(self._opening, len(self._done), self._open) | {"status": status}
-        data = self._text_event(said, "done", text=said.text)
+        said = Delta(kind=self._open, text="".join(self._said))
+        item = _item(self._opening, len(self._done), said) | {"status": status}
+        data = self._text_event("done", text=said.text)
         data += self._event("response.content_part.done", **self._place(), part=item["content"][0])
         return data + self._finish(item)
 
@@ -161,12 +161,12 @@ class _Encoder:
 
     def _place(self) -> dict[str, Any]:
         assert self._open is not None
-        name = item_id(_KINDS[self._open.kind], self._opening.id, len(self._done))
+        name = item_id(_KINDS[self._open], self._opening.id, len(self._done))
         return {"item_id": name, "output_index": len(self._done), "content_index": 0}
 
-    def _text_event(self, said: Delta, what: str, **fields: str) -> bytes:
-        logprobs: dict[str, Any] = {"logprobs": []} if said.kind == "text" else {}
-        return self._event(f"response.{_PARTS[said.kind]}.{what}", **self._place(), **fields, **logprobs)
+    def _text_event(self, what: str, **fields: str) -> bytes:
+        part, more = ("output_text", {"logprobs": list[Any]()}) if self._open == "text" else ("reasoning_text", {})
+        return self._event(f"response.{part}.{what}", **self._place(), **fields, **more)
 
     def _item_event(self, what: str, item: Item) -> bytes:
         return self._event(f"response.output_item.{what}", output_index=len(self._done), item=item)

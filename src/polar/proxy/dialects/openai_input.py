@@ -149,7 +149,7 @@ class _Turn:
 
     def message(self) -> Message:
         thoughts = "\n".join(filter(None, self.thoughts))
-        message: Message = {"role": "assistant", "content": "\n".join(self.texts)}
+        message: Message = {"role": "assistant", "content": "".join(self.texts)}
         message |= {"reasoning_content": thoughts} if thoughts else {}
         return message | ({"tool_calls": self.calls} if self.calls else {})
 

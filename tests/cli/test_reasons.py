@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from polar.cli.reasons import ENDINGS, EXCLUSIONS, report
+from polar.cli.reasons import ENDINGS, EXCLUSIONS, report, untrained
 from polar.records import (
     Exclusion,
     SessionResult,
@@ -97,3 +97,10 @@ def test_what_is_not_trained_is_named(given, kind, reason):
 def test_what_a_task_waits_for_is_passed_on():
     said = why(state=TaskState.RUNNING, waiting_for="a gateway with the runtime docker")
     assert said.waiting_for == "a gateway with the runtime docker"
+
+
+def test_what_will_not_be_trained_is_named_by_its_ending_or_by_having_no_token():
+    assert untrained(session("s0", traces=[trace()])) is None
+    assert untrained(session("s1", "engine_down", SessionStatus.ERROR)) == "engine_down"
+    assert untrained(session("s2", "agent_timeout", SessionStatus.TIMEOUT, traces=[trace()])) == "agent_timeout"
+    assert untrained(session("s3", traces=[trace(trainable=0)])) == "zero_trainable"

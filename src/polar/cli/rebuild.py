@@ -24,7 +24,7 @@ from polar.requests import StrategySpec, TaskRequest
 from polar.sessionlog import SessionLog, parse, unpack
 from polar.trajectory import BUILDERS, build, load_builder
 
-Names = Annotated[list[str], typer.Argument(metavar="TASK|SESSION…", help="Tasks (all their sessions) or sessions.")]
+Names = Annotated[list[str], typer.Argument(metavar="TASK|SESSION", help="Tasks (all their sessions) or sessions.")]
 BuilderName = Annotated[
     str | None, typer.Option("--builder", help=f"{', '.join(BUILDERS)}, or module:Class. [the task's own]")
 ]

@@ -58,7 +58,7 @@ def _token(host: str, data: Path | None) -> str | None:
 
 _START = (
     "Start it with `polar serve`, or name another with --server; "
-    "show, why and status read the folder of a server that has stopped with --data"
+    "what only looks (status, show, why, rebuild, rescore) reads the folder of a server that has stopped with --data"
 )
 
 

@@ -29,7 +29,7 @@ from polar.replay import rescored, run_termination
 from polar.requests import EvaluatorSpec, TaskRequest, budgets_of
 
 Names = Annotated[
-    list[str] | None, typer.Argument(metavar="[TASK|SESSION…]", help="Tasks (all their sessions) or sessions.")
+    list[str] | None, typer.Argument(metavar="[TASK|SESSION]", help="Tasks (all their sessions) or sessions.")
 ]
 In = Annotated[
     Path | None,

@@ -32,6 +32,14 @@ Tokenizer = Annotated[
     str | None,
     typer.Option("--tokenizer", metavar="DIR", help="Tokenizer folder. [the one that the engine reports]"),
 ]
+Rendering = Annotated[
+    str | None,
+    typer.Option(
+        "--rendering",
+        metavar="HOW",
+        help="`template`: the tokenizer folder's own; `renderers:NAME`: the package renderers, which is an extra. [template]",
+    ),
+]
 ModelName = Annotated[str | None, typer.Option("--model-name", help="Name that harnesses see. [policy]")]
 RuntimeName = Annotated[
     str | None,
@@ -50,6 +58,7 @@ def serve(
     engine: EngineKind = None,
     model: Model = None,
     tokenizer: Tokenizer = None,
+    rendering: Rendering = None,
     model_name: ModelName = None,
     runtime: RuntimeName = None,
     host: Host = None,
@@ -98,6 +107,7 @@ def serve(
             "engine": EMBEDDED if child else engine,
             "base_url": child.url if child else engine_url,
             "tokenizer": tokenizer,
+            "rendering": rendering,
         },
     )
     beat = known.gateway.heartbeat_interval_seconds

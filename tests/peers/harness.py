@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import sys
 import time
 import urllib.error
@@ -68,6 +69,12 @@ def sleep_unless_first(count: int) -> None:
     time.sleep(0 if index < count else 600)
 
 
+def deaf(_: None) -> None:
+    """From now on only a kill ends this process."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def daemon(seconds: float) -> None:
     """Leaves a process behind that no longer belongs to any session or process group of ours."""
     if os.fork() == 0:
@@ -100,6 +107,7 @@ def tell(path: str) -> None:
 VERBS = {
     "call": call,
     "daemon": daemon,
+    "deaf": deaf,
     "eat": eat,
     "exit": leave,
     "forget": forget,

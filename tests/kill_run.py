@@ -1,5 +1,5 @@
-"""One kill run: a real server and a real gateway that are killed −9 at places drawn by a seed and started again, a
-group of tasks that has to come through it, and what must hold afterwards.
+"""One kill run: a real server and two real gateways that are killed −9 at places drawn by a seed and started again,
+tasks that have to come through it, and what must hold afterwards.
 
 `python tests/kill_run.py SEED FOLDER` repeats one run and leaves its folder.
 """
@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,11 @@ from peers.tokenizer import make_tokenizer
 from polar.config import TOKEN_HEADER, TOKEN_VARIABLE
 from polar.sessionlog import SessionLog, read
 
-TASKS, SESSIONS, CALLS = 2, 3, 3
-KILLS = 2
-"""of each process"""
-DEADLINE = 120.0
+DONE, CANCELLED = ("task-0", "task-1"), "task-cancelled"
+SESSIONS, CALLS = 2, 2
+SERVER_KILLS, GATEWAY_KILLS = 2, 3
+GATEWAYS = ("gateway-0", "gateway-1")
+DEADLINE = 150.0
 TOKEN = "token-of-the-kill-run"
 ANSWER = re.compile(r"answer \d+")
 
@@ -48,60 +50,65 @@ class KillRun:
     def __init__(self, seed: int, folder: Path, engine_url: str, tokenizer: Path) -> None:
         self.seed, self.folder, self.tokenizer = seed, folder, tokenizer
         self.mark = f"mark-of-run-{seed}-{os.getpid()}"
-        self.gateway_data, self.server_data = folder / "gateway", folder / "server"
+        self.data = folder / "server-data"
         self.heard: list[str] = []
         self.receiver = Receiver()
         self.receiver.pause = 0.1
-        chance = random.Random(seed)
-        server, gateway = (killer.plans(points, chance, KILLS) for points in (killer.SERVER, killer.GATEWAY))
-        self.plans = {"server": server, "gateway": gateway}
+        self._draw()
         self._url = f"http://127.0.0.1:{_free_port()}"
         self._topology(engine_url)
         self._pipe = folder / "heard"
-        os.mkfifo(self._pipe, 0o666)
-        os.chmod(self._pipe, 0o666)
+        os.mkfifo(self._pipe)
+        self._pipe.chmod(0o666)
         self._http = httpx.Client(base_url=self._url, headers={TOKEN_HEADER: TOKEN}, timeout=10, trust_env=False)
 
+    def _draw(self) -> None:
+        """Which lives end how; the gateways share the plans drawn for them."""
+        chance = random.Random(self.seed)
+        ends = killer.plans(killer.GATEWAY, chance, GATEWAY_KILLS)
+        self.plans = {"server": killer.plans(killer.SERVER, chance, SERVER_KILLS)}
+        self.plans |= {name: ends[number :: len(GATEWAYS)] for number, name in enumerate(GATEWAYS)}
+
     def _topology(self, engine_url: str) -> None:
-        node = {
-            "id": "node-0",
-            "port": 0,
-            "inference": {"engine": "sglang", "base_url": engine_url, "tokenizer": str(self.tokenizer)},
-            "max_init_workers": 2,
-            "max_run_workers": 3,
-        }
+        inference = {"engine": "sglang", "base_url": engine_url, "tokenizer": str(self.tokenizer)}
+        nodes = [{"id": name, "port": 0, "inference": inference, "max_run_workers": 4} for name in GATEWAYS]
         port = int(self._url.rsplit(":", 1)[1])
-        rollout = {"port": port, "save_dir": str(self.server_data), "lease_seconds": 2.0}
-        gateway = {"heartbeat_interval_seconds": 0.2, "rollout_server_url": self._url, "nodes": [node]}
+        rollout = {"port": port, "save_dir": str(self.data), "lease_seconds": 2.0}
+        gateway = {"heartbeat_interval_seconds": 0.2, "rollout_server_url": self._url, "nodes": nodes}
         (self.folder / "topology.yaml").write_text(json.dumps({"rollout": rollout, "gateway": gateway}))
 
     def __str__(self) -> str:
-        kills = _text(self.folder / "kills").splitlines()
-        return f"seed {self.seed}: planned {self.plans}, killed at {kills}, folder {self.folder}"
+        return f"seed {self.seed}: planned {self.plans}, met {self.met()}, folder {self.folder}"
+
+    def met(self) -> list[str]:
+        """The points at which something was killed."""
+        kills = self.folder / "kills"
+        return kills.read_text().splitlines() if kills.exists() else []
 
     def run(self) -> list[str]:
-        """Returns the points at which it was killed. Raises AssertionError that names the seed."""
+        """Returns the points met. Raises AssertionError that names the seed."""
         (self.folder / "armed").touch()
         listening = threading.Thread(target=self._listen)
         listening.start()
-        topology = ["--topology", str(self.folder / "topology.yaml")]
-        env = {TOKEN_VARIABLE: TOKEN}
-        server = Supervised(["server", *topology], self.folder, "server", self.plans["server"], env)
-        gateway_argv = ["gateway", *topology, "--data", str(self.gateway_data)]
-        gateway = Supervised(gateway_argv, self.folder, "gateway", self.plans["gateway"], env)
-        try:
-            self._work(lambda: server.crashes + gateway.crashes)
+        processes: list[Supervised] = []
+        with ExitStack() as stack:
+            stack.callback(self.receiver.stop)
+            stack.callback(listening.join)
+            stack.callback(lambda: self._pipe.write_text("end\n"))
+            for name in ("server", *GATEWAYS):
+                processes.append(self._start(name))
+                stack.callback(processes[-1].stop)
+            self._work(lambda: [crash for each in processes for crash in each.crashes])
             (self.folder / "armed").unlink()
-        finally:
-            for process in (gateway, server):
-                process.stop()
-            with self._pipe.open("w") as pipe:
-                pipe.write("end\n")
-            listening.join()
-            self.receiver.stop()
-        assert server.crashes + gateway.crashes == [], f"crashed: {self}"
-        self._check(gateway.pids)
-        return _text(self.folder / "kills").splitlines()
+        crashes = [crash for each in processes for crash in each.crashes]
+        assert crashes == [], f"crashed {crashes}: {self}"
+        self._check({each.name: each.pids for each in processes})
+        return self.met()
+
+    def _start(self, name: str) -> Supervised:
+        argv = ["server"] if name == "server" else ["gateway", "--node-id", name, "--data", str(self.folder / name)]
+        argv += ["--topology", str(self.folder / "topology.yaml")]
+        return Supervised(name, argv, self.folder, self.plans[name], {TOKEN_VARIABLE: TOKEN})
 
     # The work
 
@@ -113,81 +120,93 @@ class KillRun:
 
     def _work(self, crashes: Callable[[], list[Any]]) -> None:
         deadline = time.monotonic() + DEADLINE
-        waiting = [f"task-{number}" for number in range(TASKS)]
-        for name in waiting:
-            while not self._submit(name):
-                self._pause(deadline, crashes)
-        while not (all(map(self._over, waiting)) and self._handed_over()):
-            self._pause(deadline, crashes)
 
-    def _pause(self, deadline: float, crashes: Callable[[], list[Any]]) -> None:
-        assert not crashes(), f"a process crashed: {self}"
-        assert time.monotonic() < deadline, f"not done in time: {self}"
-        time.sleep(0.05)
+        def until(holds: Callable[[], bool]) -> None:
+            while not holds():
+                assert not crashes(), f"crashed {crashes()}: {self}"
+                assert time.monotonic() < deadline, f"not done in time: {self}"
+                time.sleep(0.05)
 
-    def _submit(self, name: str) -> bool:
         calls = [("call", f"{self.mark} turn {number}") for number in range(CALLS)]
-        steps = [("hear", str(self._pipe)), *calls, ("write", "$ARTIFACTS_DIR/done")]
-        task = {"task_id": name, "instruction": "do it", "num_samples": SESSIONS, "evaluator": CHECK_ARTIFACT}
-        task |= {"max_attempts": 20, "callback_url": self.receiver.url} | scripted(*steps, bind=[str(self._pipe)])
-        try:
-            return self._http.post("/rollout/task/submit", json=task).status_code == 200
-        except httpx.HTTPError:
-            return False
+        until(lambda: self._submit(CANCELLED, calls[0], ("sleep", 600)))
+        for name in DONE:
+            until(lambda name=name: self._submit(name, *calls, ("write", "$ARTIFACTS_DIR/done")))
+        until(lambda: self._status(DONE[0]) == "completed")
+        until(lambda: self._ask("DELETE", CANCELLED) is not None)
+        until(lambda: self._status(DONE[1]) == "completed" and self._status(CANCELLED) == "cancelled")
+        until(self._handed_over)
 
-    def _over(self, name: str) -> bool:
+    def _submit(self, name: str, *steps: tuple[str, Any]) -> bool:
+        task = {"task_id": name, "instruction": "do it", "num_samples": SESSIONS, "evaluator": CHECK_ARTIFACT}
+        task |= {"max_attempts": 20, "callback_url": self.receiver.url}
+        task |= scripted(("hear", str(self._pipe)), *steps, bind=[str(self._pipe)])
+        return self._ask("POST", "submit", json=task) is not None
+
+    def _status(self, name: str) -> str | None:
+        document = self._ask("GET", name, params={"results": "false"})
+        return document["status"] if document else None
+
+    def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any] | None:
+        """None when the server is away."""
         try:
-            answer = self._http.get(f"/rollout/task/{name}", params={"results": "false"})
+            answer = self._http.request(method, f"/rollout/task/{path}", **options)
         except httpx.HTTPError:
-            return False
-        return answer.status_code == 200 and answer.json()["status"] != "running"
+            return None
+        return answer.json() if answer.status_code == 200 else None
 
     def _handed_over(self) -> bool:
-        if list((self.gateway_data / "outbox").glob("*")) or list((self.gateway_data / "sandboxes").glob("*")):
-            return False
-        return [row[0] for row in self._rows("SELECT state FROM deliveries")] == ["delivered"] * TASKS
+        kept = [path for name in GATEWAYS for part in ("outbox", "sandboxes") for path in self._kept(name, part)]
+        states = [row[0] for row in self._rows("SELECT state FROM deliveries")]
+        return not kept and states == ["delivered"] * (len(DONE) + 1)
+
+    def _kept(self, name: str, part: str) -> list[Path]:
+        return list((self.folder / name / part).glob("*"))
 
     def _rows(self, sql: str) -> list[tuple[Any, ...]]:
-        with sqlite3.connect(f"file:{self.server_data}/polar.db?mode=ro", uri=True, timeout=20) as database:
+        address = f"file:{self.data}/polar.db?mode=ro"
+        with closing(sqlite3.connect(address, uri=True, timeout=20)) as database:
             return database.execute(sql).fetchall()
 
     # What must hold
 
-    def _check(self, gateway_pids: list[int]) -> None:
+    def _check(self, pids: dict[str, list[int]]) -> None:
         why = str(self)
         winners = self._one_result_a_session(why)
-        logs = {path.name.removesuffix(".zst"): read(path) for path in (self.server_data / "logs").glob("*.zst")}
+        logs = {path.name.removesuffix(".zst"): read(path) for path in (self.data / "logs").glob("*.zst")}
         stored = {text for log in logs.values() for text in _answers(log)}
         assert set(self.heard) <= stored, f"lost completions {set(self.heard) - stored}: {why}"
-        self._callbacks(winners, logs, why)
+        self._check_callbacks(winners, logs, why)
         assert processes_with(self.mark) == [], why
-        assert left_behind(self.gateway_data, gateway_pids) == [], why
-        kept = [path for path in self.folder.rglob("*") if path.suffix in (".part", ".result", ".log", ".zst")]
-        left = [path for path in kept if path.suffix == ".part" or path.is_relative_to(self.gateway_data)]
-        assert left == [], f"left {left}: {why}"
+        for name in GATEWAYS:
+            assert left_behind(self.folder / name, pids[name]) == [], why
+        parts = [path for path in self.folder.rglob("*.part*") if path.is_file()]
+        assert parts + [path for name in GATEWAYS for path in self._kept(name, "outbox")] == [], why
 
     def _one_result_a_session(self, why: str) -> dict[str, int]:
-        sessions = self._rows("SELECT session_id, task_id, status, winner FROM sessions")
-        assert len(sessions) == TASKS * SESSIONS, why
-        assert {row[2] for row in sessions} == {"COMPLETED"}, f"{sessions}: {why}"
-        attempts = self._rows("SELECT session_id, number, state FROM attempts ORDER BY number")
-        won = [(session, number) for session, number, state in attempts if state == "won"]
-        assert sorted(won) == sorted((row[0], row[3]) for row in sessions), f"{won}: {why}"
+        """Attempt that was accepted, by session, of the tasks that were not cancelled."""
+        sessions = self._rows("SELECT session_id, task_id, status, winner, termination FROM sessions")
+        assert Counter(row[1] for row in sessions) == dict.fromkeys((*DONE, CANCELLED), SESSIONS), why
+        endings = {name: {row[4] for row in sessions if row[1] == name} for name in (*DONE, CANCELLED)}
+        assert endings == {name: {"done"} for name in DONE} | {CANCELLED: {"cancelled"}}, f"{endings}: {why}"
+        attempts = self._rows("SELECT session_id, number, state FROM attempts")
+        won = sorted((session, number) for session, number, state in attempts if state == "won")
+        assert won == sorted((row[0], row[3]) for row in sessions if row[3]), f"{won}: {why}"
         assert not [row for row in attempts if row[2] == "leased"], f"{attempts}: {why}"
-        for session, task, _, winner in sessions:
-            assert (self.server_data / "tasks" / task / f"{session}.{winner}.result").is_file(), why
-            assert (self.server_data / "logs" / f"{session}.{winner}.zst").is_file(), why
-        return {row[0]: row[3] for row in sessions}
+        for session, task, _, winner, _ in sessions:
+            if winner:
+                assert (self.data / "tasks" / task / f"{session}.{winner}.result").is_file(), why
+        return {row[0]: row[3] for row in sessions if row[1] in DONE}
 
-    def _callbacks(self, winners: dict[str, int], logs: dict[str, SessionLog], why: str) -> None:
+    def _check_callbacks(self, winners: dict[str, int], logs: dict[str, SessionLog], why: str) -> None:
         bodies, ids = defaultdict(set), defaultdict(set)
         for body, delivery in zip(self.receiver.bodies, self.receiver.deliveries, strict=True):
             name = json.loads(body)["task_id"]
             bodies[name].add(body)
             ids[name].add(delivery)
-        assert {name: len(found) for name, found in bodies.items()} == {f"task-{n}": 1 for n in range(TASKS)}, why
-        assert all(len(found) == 1 for found in ids.values()), why
-        results = [result for (body,) in bodies.values() for result in json.loads(body)["results"]]
+        once = dict.fromkeys((*DONE, CANCELLED), 1)
+        assert {name: len(found) for name, found in bodies.items()} == once, why
+        assert {name: len(found) for name, found in ids.items()} == once, why
+        results = [result for name in DONE for body in bodies[name] for result in json.loads(body)["results"]]
         told = sorted((result["session_id"], result["metadata"]["attempt"]) for result in results)
         assert told == sorted(winners.items()), f"{told}: {why}"
         trained = Counter(text for result in results for text in self._trained(result))
@@ -209,10 +228,6 @@ class KillRun:
 
 def _answers(log: SessionLog) -> list[str]:
     return [call.finished.message["content"] for call in log.calls if call.finished and call.finished.message]
-
-
-def _text(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
 
 
 def _free_port() -> int:

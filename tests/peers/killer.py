@@ -1,4 +1,5 @@
 """kill −9 at a named point: the process that was armed ends itself there, without a chance to put anything in order.
+At the points named "stalled" it stands still instead, for longer than a lease.
 
 Nothing of it is in the product: `arm` wraps the product's functions in the process that it is called in.
 """
@@ -11,6 +12,7 @@ import inspect
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +23,7 @@ SMALL_PART = 700
 """bytes of a log that a gateway sends at a time, so that small logs have a middle"""
 MOST_PASSINGS = 4
 LONGEST_MOMENT = 2.0
+STALL_SECONDS = 3
 Passing = Callable[[], None]
 Holds = Callable[[Any, tuple[Any, ...]], bool]
 """of a call's result (None before it) and its arguments: whether it counts"""
@@ -85,6 +88,10 @@ def _renaming(suffix: str, when: str) -> Callable[[Passing], None]:
     return arm
 
 
+def _deleting(suffix: str) -> Callable[[Passing], None]:
+    return _around("os:unlink", "after", lambda _, files: str(files[0]).endswith(suffix))
+
+
 def _record(kind: str, when: str) -> Callable[[Passing], None]:
     """Around the writing of a record of this kind into a session log."""
     return _around("polar.sessionlog.writer:LogWriter.append", when, lambda _, args: type(args[1]).__name__ == kind)
@@ -116,26 +123,27 @@ def _moment(passing: Passing) -> None:
 
 
 SERVER: dict[str, Callable[[Passing], None]] = {
-    "start: before": _around("polar.server.core:Core.__init__", "before"),
-    "start: database open": _around("polar.server.store:Store.__init__", "after"),
-    "start: state read": _around("polar.server.core:Core.__init__", "after"),
+    "server start: before": _around("polar.server.core:Core.__init__", "before"),
+    "server start: database open": _around("polar.server.store:Store.__init__", "after"),
+    "server start: state read": _around("polar.server.core:Core.__init__", "after"),
     "commit: before": _around("polar.server.store:Store.commit", "before"),
     "commit: after": _around("polar.server.store:Store.commit", "after"),
-    "result file: before the rename": _renaming(".result", "before"),
-    "result file: after the rename": _renaming(".result", "after"),
+    "server's result: before the rename": _renaming(".result", "before"),
+    "server's result: after the rename": _renaming(".result", "after"),
     "sealed log: before the rename": _renaming(".zst", "before"),
     "sealed log: after the rename": _renaming(".zst", "after"),
-    "log upload: in the middle": _around("os:pwrite", "after"),
+    "log upload: received in the middle": _around("os:pwrite", "after"),
     "lease: saved, not told": _around("polar.server.node_routes:NodeApi._work", "after", lambda reply, _: reply.leases),
     "callback: before": _around("polar.server.deliveries:_post", "before"),
     "callback: asked": _while_it_waits("polar.server.deliveries:_post"),
     "callback: answered": _around("polar.server.deliveries:_post", "after"),
     "server: any moment": _moment,
+    "server: stalled at any moment": _moment,
 }
 GATEWAY: dict[str, Callable[[Passing], None]] = {
-    "start: before the sweep": _around("polar.gateway.node:sweep", "before"),
-    "start: swept": _around("polar.gateway.node:sweep", "after"),
-    "start: rescued": _around("polar.gateway.outbox:Outbox.rescue", "after"),
+    "gateway start: before the sweep": _around("polar.gateway.node:sweep", "before"),
+    "gateway start: swept": _around("polar.gateway.node:sweep", "after"),
+    "gateway start: rescued": _around("polar.gateway.outbox:Outbox.rescue", "after"),
     "sandbox: asked for": _around("polar.runtimes.launcher:Launcher._request", "after"),
     "sandbox: there": _around("polar.runtimes.launcher:Launcher.launch", "after"),
     "call: opened": _record("Opened", "after"),
@@ -157,12 +165,14 @@ GATEWAY: dict[str, Callable[[Passing], None]] = {
     "outbox: result, before the rename": _renaming(".result", "before"),
     "outbox: result there": _renaming(".result", "after"),
     "outbox: after": _around("polar.gateway.outbox:Outbox.put", "after"),
-    "log upload: a part sent": _around("polar.gateway.link:ServerLink._send", "after", lambda _, args: args[1] == "PUT"),
+    "log upload: a part sent": _around("polar.gateway.link:ServerLink._put", "after"),
     "result: posted, answer not read": _around("polar.gateway.link:ServerLink.result", "after"),
     "result: answered, not deleted": _around("polar.gateway.outbox:Outbox.send", "after"),
+    "result: half deleted": _deleting(".result"),
     "poll: before": _around("polar.gateway.link:ServerLink.poll", "before"),
     "poll: after": _around("polar.gateway.link:ServerLink.poll", "after"),
     "gateway: any moment": _moment,
+    "gateway: stalled at any moment": _moment,
 }
 
 
@@ -172,7 +182,7 @@ def plans(points: dict[str, Any], chance: random.Random, count: int) -> list[Pla
     return [Plan(name, chance.randint(1, 10 if name.endswith("moment") else MOST_PASSINGS)) for name in names]
 
 
-def arm(points: dict[str, Any], plan: Plan | None, folder: Path) -> None:
+def arm(plan: Plan | None, folder: Path) -> None:
     """Kills as `plan` says while the file `folder`/armed is there, and notes the point in `folder`/kills."""
     importlib.import_module("polar.gateway.link").PART_BYTES = SMALL_PART
     if plan is None:
@@ -185,6 +195,10 @@ def arm(points: dict[str, Any], plan: Plan | None, folder: Path) -> None:
         if passed == plan.passing and (folder / "armed").exists():
             with (folder / "kills").open("a") as kills:
                 kills.write(f"{plan.point}\n")
-            os.kill(os.getpid(), signal.SIGKILL)
+            if "stalled" in plan.point:
+                subprocess.Popen(["/bin/sh", "-c", f"sleep {STALL_SECONDS}; kill -CONT {os.getpid()}"])
+                os.kill(os.getpid(), signal.SIGSTOP)
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-    points[plan.point](passing)
+    (SERVER | GATEWAY)[plan.point](passing)

@@ -30,11 +30,13 @@ class Strict(BaseModel):
 
 
 class InferenceSettings(Strict):
-    """`tokenizer`: a folder with tokenizer.json and a chat template; else the one that the engine reports."""
+    """`tokenizer`: a folder with tokenizer.json and a chat template; else the one that the engine reports. `rendering`:
+    `template`, or `renderers:NAME` for a model that has no usable template."""
 
     engine: str = "sglang"
     base_url: str
     tokenizer: str | None = None
+    rendering: str = "template"
 
 
 class ResourceSettings(Strict):

@@ -37,7 +37,7 @@ Rendering = Annotated[
     typer.Option(
         "--rendering",
         metavar="HOW",
-        help="`template`: the tokenizer folder's own; `renderers:NAME`: the package renderers, which is an extra. [template]",
+        help="`template`: the tokenizer folder's own; `renderers:NAME`: the extra package renderers. [template]",
     ),
 ]
 ModelName = Annotated[str | None, typer.Option("--model-name", help="Name that harnesses see. [policy]")]

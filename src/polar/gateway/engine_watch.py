@@ -77,7 +77,7 @@ class EngineWatch:
             if not folder:
                 return "the engine does not say where its tokenizer is: give its folder (tokenizer, --tokenizer)"
             try:
-                rendering = load_rendering(Path(folder))
+                rendering = load_rendering(Path(folder), self._node.inference.rendering)
             except (PolarError, OSError) as error:
                 return f"the tokenizer folder {folder} cannot be used: {error}"
         self.proxy = ModelProxy(

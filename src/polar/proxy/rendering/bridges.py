@@ -70,8 +70,8 @@ class _Turn(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Bridges:
-    """`ends`: ids that end a turn. `any`: whether there are bridges at all. `unstable`: with and without tools, the roles
-    of messages that have none."""
+    """`ends`: ids that end a turn. `any`: whether there are bridges at all. `unstable`: with and without tools, the
+    roles of messages that have none."""
 
     def __init__(self, template: ChatTemplate, tokens: Tokens, ends: Collection[int]) -> None:
         self._template = template

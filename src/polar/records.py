@@ -159,6 +159,10 @@ class CallCounts(msgspec.Struct, kw_only=True, frozen=True):
     """completions whose prompt was the ids of an earlier call and what followed (the proxy rendered only the new)"""
     rendered: int = 0
     """completions whose whole prompt the proxy rendered; the rest had theirs from the engine"""
+    rendered_reasoning: int = 0
+    """of these: continued an answer with thinking, which `reasoning` of the task says to render again"""
+    rendered_no_bridge: int = 0
+    """of these: continued an answer, and the chat template gave no exact way to go on from its ids"""
     forks: int = 0
     """completions whose messages continue a call of which their prompt does not keep every id; drift among them"""
     drift: int = 0
@@ -167,6 +171,11 @@ class CallCounts(msgspec.Struct, kw_only=True, frozen=True):
     """retries that joined a call in flight or had its answer replayed, and so made no call"""
     refused: int = 0
     """requests that made no engine call"""
+    prompt_tokens: int = 0
+    """ids of all completions' prompts, however many of them the engine had in its cache"""
+    prefilled_again: int = 0
+    """of these: ids of forks that stand where the continued call had others, so that the engine computed the same text
+    twice; at most, since the first of what is new may be among them"""
     missing_logprobs: int = 0
     """completions with a sampled token that has no usable logprob"""
 

@@ -101,8 +101,13 @@ def _token_metrics(sessions: Sequence[ConvertedSession]) -> dict[str, float]:
     return numbers | {
         "polar/tokens/excluded": excluded,
         "polar/tokens/trained": trained,
-        "polar/tokens/trained_per_sampled": trained / totals["sampled"] if totals["sampled"] else 0.0,
+        "polar/tokens/trained_per_sampled": _share(trained, totals["sampled"]),
+        "polar/calls/prefilled_again_share": _share(totals["calls/prefilled_again"], totals["calls/prompt_tokens"]),
     }
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
 
 
 def _ledger_metrics(ledger: Ledger) -> dict[str, float]:

@@ -45,6 +45,7 @@ class TrueCall:
     base: int | None = None
     expected: int | None = None
     source: str | None = None
+    why: str | None = None
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[str | None] = field(default_factory=list)
@@ -172,8 +173,10 @@ class _Drawing:
             keep = c.of(keep + 1) if c.of(4) == 3 else keep
         expected = before.number if before is not None and c.of(4) != 3 else None
         call.base, call.expected, call.source = base, expected, source
-        ids = np.asarray(call.prompt[keep:], IDS)
-        return Prompt(call=call.number, base=base, keep=keep, ids=ids, source=source, expected=expected)  # type: ignore[arg-type]
+        if source == "rendered" and expected is not None:
+            call.why = ("reasoning", "no_bridge")[call.number % 2]
+        known = {"base": base, "keep": keep, "source": source, "why": call.why, "expected": expected}
+        return Prompt(call=call.number, ids=np.asarray(call.prompt[keep:], IDS), **known)
 
     def _messages(self, number: int, before: TrueCall | None) -> tuple[list[Message], Opened]:
         c = self.choices
@@ -292,7 +295,8 @@ class RandomSession:
                 opened.call, meant.prompt if prompted else None, meant.messages, meant.tools, meant.auxiliary
             )
             if prompted:
-                call.base, call.expected, call.source = meant.base, meant.expected, meant.source
+                call.base, call.expected = meant.base, meant.expected
+                call.source, call.why = meant.source, meant.why
             _fold_into(call, own)
             calls.append(call)
         return TrueSession(calls, sum(isinstance(record, Refused) for record in survived))

@@ -71,10 +71,14 @@ def counts(session: TrueSession) -> dict[str, int]:
         "completions": len(answered),
         "continued": sum(call.source == "continued" for call in answered),
         "rendered": sum(call.source == "rendered" for call in answered),
+        "rendered_reasoning": sum(call.why == "reasoning" for call in answered),
+        "rendered_no_bridge": sum(call.why == "no_bridge" for call in answered),
         "forks": len(forks),
         "drift": sum(call.source == "engine" for call in forks),
         "joined": sum(call.joined for call in session.calls),
         "refused": session.refused,
+        "prompt_tokens": sum(len(call.prompt or []) for call in answered),
+        "prefilled_again": sum(_other_than(call.prompt, session.call(call.expected).sequence) for call in forks),
         "missing_logprobs": sum(bool(call.sampled) and not usable(call) for call in answered),
     }
 
@@ -84,3 +88,8 @@ def _forks(session: TrueSession, call: TrueCall) -> bool:
         return False
     expected = session.call(call.expected)
     return expected.prompt is not None and not starts_with(call.prompt, expected.sequence)
+
+
+def _other_than(prompt: list[int], before: list[int]) -> int:
+    differs = [at for at, (a, b) in enumerate(zip(prompt, before, strict=False)) if a != b]
+    return min(len(prompt), len(before)) - differs[0] if differs else 0

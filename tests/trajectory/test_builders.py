@@ -75,6 +75,7 @@ def test_compaction_starts_a_trace_with_its_whole_prompt(tmp_path: Path) -> None
     assert calls(result) == [[1, 2], [3, 4]]
     assert result.traces[1].prompt_ids.tolist() == [1, 2, 77]
     assert (result.calls.forks, result.calls.drift) == (1, 0)
+    assert (result.calls.prompt_tokens, result.calls.prefilled_again) == (2 + 5 + 3 + 6, 1)
 
 
 def test_an_excluded_call_is_context_where_a_later_prompt_has_it(tmp_path: Path) -> None:

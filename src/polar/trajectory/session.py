@@ -78,21 +78,30 @@ class Session:
 
     def _counts(self) -> CallCounts:
         completions = [call for call in self.log.calls if answered(call)]
-        sources = Counter(call.prompt.source for call in completions if call.prompt is not None)
-        forks = Counter(call.prompt.source for call in completions if call.prompt is not None and self._forks(call))
+        prompts = {call.number: call.prompt for call in completions if call.prompt is not None}
+        sources = Counter(prompt.source for prompt in prompts.values())
+        whys = Counter(prompt.why for prompt in prompts.values())
+        lost = {call.number: count for call in completions if (count := self._lost(call)) is not None}
+        forks = Counter(prompts[number].source for number in lost)
         return CallCounts(
             completions=len(completions),
             continued=sources["continued"],
             rendered=sources["rendered"],
+            rendered_reasoning=whys["reasoning"],
+            rendered_no_bridge=whys["no_bridge"],
             forks=forks.total(),
             drift=forks["engine"],
             joined=sum(call.joined for call in self.log.calls),
             refused=len(self.log.refusals),
+            prompt_tokens=sum(call.prompt_length for call in completions),
+            prefilled_again=sum(lost.values()),
             missing_logprobs=sum(len(call.ids) > 0 and not usable_logprobs(call) for call in completions),
         )
 
-    def _forks(self, call: Call) -> bool:
+    def _lost(self, call: Call) -> int | None:
+        """Of a fork, how many ids of its prompt stand where the call that its messages continue had others."""
         expected = call.prompt.expected if call.prompt is not None else None
         if expected is None or not self.sequences.knows(expected):
-            return False
-        return self.sequences.kept(call, expected) < self.log.call(expected).length
+            return None
+        kept, length = self.sequences.kept(call, expected), self.log.call(expected).length
+        return min(length, call.prompt_length) - kept if kept < length else None

@@ -49,11 +49,11 @@ def _trajectory(result: NodeResult) -> Trajectory | None:
     if result.calls is not None:
         metadata["calls"] = to_builtins(result.calls)
     if result.evaluation is not None:
-        metadata["evaluation"] = {
+        metadata["evaluation"] = result.evaluation.metadata | {
             "strategy": result.evaluator,
             "outcome_reward": result.evaluation.outcome_reward,
             "trace_rewards": result.evaluation.trace_rewards,
-        } | result.evaluation.metadata
+        }
     status = TABLE[result.run_termination].status if result.run_termination else result.status
     return Trajectory(status=status, metadata=metadata, traces=result.traces, error=result.error)
 

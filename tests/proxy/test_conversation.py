@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from peers.chat_templates import STYLES
 from polar.protocols import Rendering
+from polar.proxy import load_rendering
 from polar.proxy.canonical import Answer, Opening
 from polar.proxy.conversation import Conversation, digest
 from polar.proxy.dialects import DIALECTS
@@ -44,6 +47,7 @@ class House:
         self.rendering = rendering
         self.conversation = Conversation(rendering, reasoning)
         self.calls = 0
+        self.sampled = rendering.render([user("sampled")], None)[:9]
 
     def call(self, messages: list[dict[str, Any]], answer: dict[str, Any], tools: Any = None) -> Any:
         self.calls += 1
@@ -51,7 +55,7 @@ class House:
         plan = self.conversation.plan(place, messages, tools)
         self.conversation.opened(self.calls, place)
         prompt = self.conversation.prompt(self.calls, place, plan)
-        self.conversation.sampled(self.calls, self.rendering.render([user("sampled")], None)[:9])
+        self.conversation.sampled(self.calls, self.sampled)
         self.conversation.answered(self.calls, place, answer)
         return prompt
 
@@ -76,7 +80,12 @@ def test_answers_come_back_through_every_dialect_as_the_same(answer: dict[str, A
 def cosmetic(messages: list[dict[str, Any]], draw: st.DrawFn) -> list[dict[str, Any]]:
     """The same conversation, spelt differently."""
     changed = copy.deepcopy(messages)
+    named = draw(st.sampled_from(["", "renamed_"]))
     for message in changed:
+        if "tool_call_id" in message:
+            message["tool_call_id"] = named + message["tool_call_id"]
+        if message["content"] and draw(st.booleans()):
+            message["content"] += draw(st.sampled_from([" ", "\n"]))
         if draw(st.booleans()) and message["content"]:
             marker = {"cache_control": {"type": "ephemeral"}} if draw(st.booleans()) else {}
             message["content"] = [{"type": "text", "text": message["content"], **marker}]
@@ -88,6 +97,7 @@ def cosmetic(messages: list[dict[str, Any]], draw: st.DrawFn) -> list[dict[str, 
             arguments = json.loads(call["function"]["arguments"])
             shuffled = dict(draw(st.permutations(list(arguments.items()))))
             call["function"]["arguments"] = json.dumps(shuffled, indent=draw(st.sampled_from([None, 2])))
+            call["id"] = named + call["id"]
     return changed
 
 
@@ -100,7 +110,76 @@ def test_cosmetic_changes_do_not_fork(rendering: Rendering, said: list[dict[str,
         replayed = OPENAI.parse({"model": "m", "messages": cosmetic(messages, data.draw)}, "").messages
         prompt = house.call(replayed, answer)
         assert (prompt.source, prompt.expected) == (("continued", at) if at else ("rendered", None))
-        messages += [answer, user(f"next {at}")]
+        messages += [answer, *results(answer), user(f"next {at}")]
+
+
+def results(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"role": "tool", "tool_call_id": call["id"], "content": f"of {at}"}
+        for at, call in enumerate(answer.get("tool_calls", []))
+    ]
+
+
+def called(*ids: str, reasoning: str | None = None) -> dict[str, Any]:
+    calls = [{"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}} for name in ids]
+    return {"role": "assistant", "content": "", "tool_calls": calls, "reasoning_content": reasoning}
+
+
+def test_a_result_belongs_to_a_call_whatever_its_name(rendering: Rendering) -> None:
+    for ids, source in [(["x", "y"], "continued"), (["", ""], "rendered"), (["y", "x"], "rendered")]:
+        house = House(rendering)
+        answer, replayed = called("a", "b"), called("x", "y")
+        house.call([user("q")], answer)
+        told = [user("q"), answer, *results(answer)]
+        house.call(told, {"role": "assistant", "content": "so"})
+        again = [{**result, "tool_call_id": name} for result, name in zip(results(replayed), ids, strict=True)]
+        after = [user("q"), replayed, *again, {"role": "assistant", "content": "so"}, user("more")]
+        prompt = house.call(after, answer)
+        assert (prompt.source, prompt.expected) == ("continued", 2 if source == "continued" else 1)
+
+
+def test_of_equal_answers_the_one_with_these_ids_is_continued(rendering: Rendering) -> None:
+    house = House(rendering)
+    for name in ("a", "b"):
+        house.call([user("q")], called(name))
+        house.conversation.delivered(house.calls)
+    assert house.call([user("q"), called("a"), *results(called("a"))], called("c")).expected == 1
+    assert house.call([user("q"), called("z"), *results(called("z"))], called("c")).expected == 2
+
+
+REMINDED = [*results(called("a")), user("mind the time")]
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "new", "why"),
+    [
+        ("keep", REMINDED, None),
+        ("tool_cycle", REMINDED[:1], None),
+        ("tool_cycle", REMINDED, "reasoning"),
+        ("template", REMINDED[:1], "reasoning"),
+    ],
+)
+def test_the_policy_decides_what_becomes_of_thinking(
+    rendering: Rendering, reasoning: str, new: list[dict[str, Any]], why: str | None
+) -> None:
+    for thought in ("hm", None):
+        house = House(rendering, reasoning)
+        first = house.call([user("q")], called("a", reasoning=thought))
+        second = house.call([user("q"), called("a"), *new], called("b"))
+        assert (second.expected, second.why) == (1, why if thought else None)
+        assert (second.source == "continued") == (second.why is None)
+        kept = first.ids.tolist() + house.sampled.tolist()
+        assert (house.conversation.sequence(2)[: len(kept)].tolist() == kept) or second.why is not None
+
+
+def test_why_there_is_no_bridge_is_recorded(tmp_path: Path) -> None:
+    rendering = load_rendering(STYLES["deepseek_once"].make(tmp_path))
+    house = House(rendering)
+    house.call([user("q")], called("a"))
+    prompt = house.call([user("q"), called("a"), *results(called("a"))], called("b"))
+    assert (prompt.source, prompt.why, prompt.expected) == ("rendered", "no_bridge", 1)
+    after = [user("q"), called("a"), *results(called("a")), called("b"), user("stop")]
+    assert house.call(after, called("c")).source == "continued"
 
 
 @settings(max_examples=40)

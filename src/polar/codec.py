@@ -5,6 +5,7 @@ A float that JSON cannot hold (NaN, infinities) becomes null, as msgspec does; a
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, TypeVar
 
@@ -59,6 +60,20 @@ def to_json(record: Any) -> bytes:
     return _json.encode(record)
 
 
+def in_pieces(record: msgspec.Struct, field: str, items: Iterable[Any], count: int, *, packed: bool) -> Iterator[bytes]:
+    """The document of `record` with `count` items as its list `field`, of which one at a time is in memory."""
+    head = {name: getattr(record, name) for name in record.__struct_fields__ if name != field}
+    if packed:
+        start = to_msgpack(head)  # of at most 14 fields: the first byte is 0x80 + their number
+        yield bytes([start[0] + 1]) + start[1:] + to_msgpack(field) + to_msgpack([None] * count)[: -count or None]
+        yield from map(to_msgpack, items)
+    else:
+        yield to_json(head)[:-1] + b"," + to_json(field) + b":["
+        for at, item in enumerate(items):
+            yield (b"," if at else b"") + to_json(item)
+        yield b"]}"
+
+
 def to_builtins(record: Any) -> Any:
     """Plain dicts, lists and numbers, as the JSON document would have them."""
     return msgspec.to_builtins(record, enc_hook=_plain)
@@ -69,11 +84,25 @@ def _msgpack_decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
     return msgspec.msgpack.Decoder(kind, ext_hook=_unpack_array, dec_hook=_decode_array)
 
 
+_WRONG = (ValueError, OverflowError, RecursionError)
+"""what numbers, arrays and nesting raise that no record can hold"""
+
+
 def from_msgpack(data: bytes | memoryview, kind: type[T]) -> T:
     """Raises msgspec.ValidationError (naming the field's path) or DecodeError."""
-    return _msgpack_decoder(kind).decode(data)  # type: ignore[arg-type]
+    try:
+        return _msgpack_decoder(kind).decode(data)  # type: ignore[arg-type]
+    except msgspec.MsgspecError:
+        raise
+    except _WRONG as error:
+        raise msgspec.ValidationError(str(error)) from error
 
 
 def from_json(data: bytes | str, kind: type[T]) -> T:
     """Raises msgspec.ValidationError (naming the field's path) or DecodeError."""
-    return msgspec.json.decode(data, type=kind, dec_hook=_decode_array)
+    try:
+        return msgspec.json.decode(data, type=kind, dec_hook=_decode_array)
+    except msgspec.MsgspecError:
+        raise
+    except _WRONG as error:
+        raise msgspec.ValidationError(str(error)) from error

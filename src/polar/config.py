@@ -75,6 +75,8 @@ class RolloutSettings(Strict):
     lease_seconds: Annotated[float, Field(gt=0)] = 30.0
     delivery_seconds: Annotated[float, Field(gt=0)] = 3600.0
     """how long a callback that is not acknowledged is tried again, and a result kept whatever the bounds below"""
+    callback_timeout_seconds: Annotated[float, Field(gt=0)] = 30.0
+    """how long a receiver may take to answer a callback; large ones have more time"""
     retain_days: Annotated[float, Field(gt=0)] | None = 30.0
     """days of the server's running; None: for ever"""
     retain_gb: Annotated[float, Field(gt=0)] | None = 100.0

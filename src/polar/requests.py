@@ -13,9 +13,12 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 
 
+LONGEST_IDENTIFIER, MOST_SAMPLES, MOST_ATTEMPTS = 200, 10_000, 100
+
+
 def _check_identifier(value: str) -> str:
-    if not value or len(value) > 200 or any(ch in value for ch in "/\\\0\n") or value in (".", ".."):
-        raise ValueError("must be 1 to 200 characters without slashes, line breaks or NUL")
+    if not value or len(value) > LONGEST_IDENTIFIER or any(ch in value for ch in "/\\\0\n") or value in (".", ".."):
+        raise ValueError(f"must be 1 to {LONGEST_IDENTIFIER} characters without slashes, line breaks or NUL")
     return value
 
 
@@ -178,7 +181,7 @@ class Limits(Request):
 class TaskRequest(Request):
     task_id: Identifier
     instruction: str
-    num_samples: Count = 1
+    num_samples: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] = 1
     timeout_seconds: Seconds = 600.0
     runtime: RuntimeSpec | None = None
     agent: AgentSpec
@@ -191,7 +194,7 @@ class TaskRequest(Request):
     early_stop_min_usable_sessions: Count | None = None
     budgets: Budgets = Field(default_factory=Budgets)
     sampling: Sampling = Field(default_factory=Sampling)
-    max_attempts: Count = 2
+    max_attempts: Annotated[int, Field(ge=1, le=MOST_ATTEMPTS)] = 2
     limits: Limits = Field(default_factory=Limits)
     reasoning: Literal["keep", "tool_cycle", "template"] = "keep"
     include_auxiliary: bool = False

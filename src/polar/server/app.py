@@ -1,25 +1,34 @@
-"""The HTTP app: routes, the guard before them, and every error as `{detail}`."""
+"""The HTTP app: routes, the guard before them, its own description, and every error as `{detail}`."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
+from functools import cache
+from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.routing import Match
 
 from polar.server.core import Core, DiskFull, is_disk_full
-from polar.server.guard import Guard
+from polar.server.fleet_routes import fleet_routes
+from polar.server.guard import Guard, needs_token
+from polar.server.list_routes import list_routes
 from polar.server.node_routes import node_routes
-from polar.server.trainer_routes import trainer_routes
+from polar.server.openapi import describe
+from polar.server.trainer_routes import task_routes
 
 
 def create_app(core: Core) -> FastAPI:
     """The app of one core; it serves while `core.running()` is entered."""
-    app = FastAPI(title="Polar rollout server", docs_url=None, redoc_url=None, routes=list(node_routes(core)))
-    app.include_router(trainer_routes(core))
+    app = FastAPI(title="Polar rollout server", openapi_url=None, routes=list(node_routes(core)))
+    for routes in (task_routes, list_routes, fleet_routes):
+        app.include_router(routes(core))
+    app.get("/openapi.json", include_in_schema=False)(_description(app, core))
     app.add_middleware(Guard, core=core)
+    app.add_exception_handler(405, _not_allowed)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(DiskFull, _unsaved)
     app.add_exception_handler(OSError, _unsaved)
@@ -28,11 +37,29 @@ def create_app(core: Core) -> FastAPI:
     return app
 
 
-def _invalid(request: Request, error: Exception) -> JSONResponse:
+def _description(app: FastAPI, core: Core) -> Any:
+    document = cache(lambda: describe(app, token_needed=needs_token(core.settings)))
+
+    def openapi() -> JSONResponse:
+        return JSONResponse(document())
+
+    return openapi
+
+
+def _not_allowed(request: Request, error: Exception) -> JSONResponse:
+    """Allow has the methods of every route of the path, not only of the first."""
+    same_path = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
+    allowed = ", ".join(sorted({method for route in same_path for method in getattr(route, "methods", None) or ()}))
+    return JSONResponse(
+        {"detail": f"{request.method} is not for this path: it takes {allowed}"}, 405, {"Allow": allowed}
+    )
+
+
+def _invalid(request: Request, error: Exception) -> Response:
     """What was wrong and where, without the input: it may hold what JSON cannot."""
     assert isinstance(error, RequestValidationError)
     mistakes = [{"loc": item["loc"], "msg": item["msg"], "type": item["type"]} for item in error.errors()]
-    return JSONResponse(json.loads(json.dumps({"detail": mistakes}, default=str)), 422)
+    return Response(json.dumps({"detail": mistakes}, default=str), 422, media_type="application/json")
 
 
 def _unsaved(request: Request, error: Exception) -> JSONResponse:

@@ -49,7 +49,7 @@ class Core:
         self.files = Files(Path(settings.save_dir))
         self.store = Store(Path(settings.save_dir))
         self.onlookers = Onlookers()
-        self.courier = Courier()
+        self.courier = Courier(settings.callback_timeout_seconds)
         self.retention = Retention(settings, self.store, self.files)
         self._began = time.monotonic() - self.store.at_start(Tables.uptime)
         self._clock_saved = self.now()

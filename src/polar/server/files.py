@@ -62,10 +62,6 @@ class Files:
         won = [session for session in task.sessions if session.winner is not None]
         return [str(self.result_path(task.task_id, row.session_id, row.winner or 0)) for row in won]
 
-    def results(self, task: Task) -> list[SessionResult]:
-        """Of the sessions that have ended, in the order of their indices."""
-        return [self.result(session) for session in task.sessions if session.status.terminal]
-
     def result(self, session: Session) -> SessionResult:
         """Of a session that has ended."""
         if session.winner is None:

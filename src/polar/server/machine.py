@@ -56,6 +56,7 @@ class Machine:
     def adopt(self, task: Task) -> None:
         """Takes in a task as it was saved; the nodes that hold its leases are known."""
         self._know(task)
+        scores.recount(task)
         for session in task.sessions:
             if session.live is not None:
                 self._hold(session.live, task)
@@ -310,7 +311,8 @@ class Machine:
         if status is session.status or (status.terminal and session.live is not None):
             return
         session.status = status
-        self.events.append(("session.state_changed", {"session_id": session.session_id, "status": status.value}))
+        data: dict[str, object] = {"session_id": session.session_id, "task_id": session.task_id, "status": status.value}
+        self.events.append(("session.state_changed", data))
 
     def _requeue(self, session: Session, now: float) -> None:
         session.queued_at = self.queue_clock(now)
@@ -339,20 +341,26 @@ class Machine:
                 self._save(session)
                 self._tell(attempt, _cancel(session, attempt))
             elif session.queued:
-                self._end(session, SessionStatus.ERROR, why, now)
+                self._close(session, SessionStatus.ERROR, why)
+        if task.completed_sessions == task.num_samples:
+            self._finish(task, now)
 
     def _end(self, session: Session, status: SessionStatus, termination: Termination, now: float) -> None:
+        self._close(session, status, termination)
+        task = self.tasks[session.task_id]
+        if task.completed_sessions == task.num_samples:
+            self._finish(task, now)
+        elif task.enough is not None and task.tally.usable >= task.enough:
+            self._stop(task, Termination.EARLY_STOP, now)
+
+    def _close(self, session: Session, status: SessionStatus, termination: Termination) -> None:
         session.termination = termination
         self._enter(session, status)
         self._save(session)
         task = self.tasks[session.task_id]
-        scores.summarize(task)
+        scores.count(task, session)
         self._save(task)
         self.events.append(("task.updated", {"task_id": task.task_id, "completed_sessions": task.completed_sessions}))
-        if task.completed_sessions == task.num_samples:
-            self._finish(task, now)
-        elif task.enough is not None and sum(session.usable for session in task.sessions) >= task.enough:
-            self._stop(task, Termination.EARLY_STOP, now)
 
     def _finish(self, task: Task, now: float) -> None:
         if task.status.terminal:

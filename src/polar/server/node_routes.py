@@ -29,6 +29,7 @@ from polar.nodeapi import (
 from polar.public import session_result
 from polar.server.core import Core
 from polar.server.fleet import StaleEpoch
+from polar.server.guard import LOG_BYTES
 from polar.server.state import Node, Session, Task
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ T = TypeVar("T")
 
 def node_routes(core: Core) -> list[Route]:
     api = NodeApi(core)
-    attempt = "/node/sessions/{session_id}/{attempt:int}"
+    attempt = "/node/sessions/{session_id}/{attempt}"
     return [
         Route("/node/poll", api.poll, methods=["POST"]),
         Route("/node/work", api.work, methods=["POST"]),
@@ -81,9 +82,9 @@ class NodeApi:
         return answer.result() if answer.done() else WorkReply()
 
     async def upload(self, request: Request) -> Response:
-        session_id, attempt = request.path_params["session_id"], request.path_params["attempt"]
+        session_id, attempt = request.path_params["session_id"], _number("attempt", request.path_params["attempt"])
         task, session = await self._attempt(session_id, attempt)
-        files, offset = self.core.files, _offset(request)
+        files, offset = self.core.files, _number("offset", request.query_params.get("offset", "0"))
         stands = files.log_size(session_id, attempt)
         if offset > stands or files.log_path(session_id, attempt).exists():
             return _packed(Uploaded(size=stands))
@@ -91,6 +92,8 @@ class NodeApi:
             fd = files.open_log(session_id, attempt)
             try:
                 async for chunk in request.stream():
+                    if offset + len(chunk) > LOG_BYTES:
+                        raise HTTPException(413, f"a session log is at most {LOG_BYTES} bytes")
                     offset += os.pwrite(fd, chunk, offset)
             finally:
                 stands = os.fstat(fd).st_size
@@ -100,7 +103,8 @@ class NodeApi:
 
     async def result(self, request: Request) -> Response:
         core, ended = self.core, await _read(request, NodeResult)
-        if (ended.session_id, ended.attempt) != (request.path_params["session_id"], request.path_params["attempt"]):
+        named = request.path_params["session_id"], _number("attempt", request.path_params["attempt"])
+        if (ended.session_id, ended.attempt) != named:
             raise HTTPException(422, "the body speaks of another session or attempt than the path")
         if not ended.status.terminal:
             raise HTTPException(422, f"a result cannot have the status {ended.status}")
@@ -147,10 +151,9 @@ def _keep(core: Core, task: Task, session: Session, ended: NodeResult) -> int:
     return core.files.size(task.task_id, session.session_id, ended.attempt)
 
 
-def _offset(request: Request) -> int:
-    text = request.query_params.get("offset", "0")
-    if not text.isdecimal():
-        raise HTTPException(422, f"offset must be a number of bytes, not {text!r}")
+def _number(what: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise HTTPException(422, f"{what} must be a whole number, not {text[:100]!r}")
     return int(text)
 
 

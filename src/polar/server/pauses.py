@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from polar.nodeapi import Order
+from polar.replies import InferenceStatus
 
 if TYPE_CHECKING:
     from polar.server.core import Core
@@ -22,9 +23,11 @@ async def pause(core: Core, mode: Literal["drain", "abort"], seconds: float) -> 
     core.machine.fleet.order(order, core.now())
     until = pause.until
     await core.settle()
-    while pause.order_id == order.id and core.now() < until:
+    while pause.order_id == order.id:
         if not _waiting(core):
             return True
+        if core.now() >= until:
+            break
         await asyncio.sleep(_LOOK_SECONDS)
     if pause.order_id in (order.id, None) and core.now() >= until:
         await resume(core)
@@ -36,16 +39,16 @@ async def resume(core: Core) -> None:
     await core.settle()
 
 
-def status(core: Core) -> dict[str, Any]:
+def status(core: Core) -> InferenceStatus:
     pause, now = core.machine.fleet.pause, core.now()
     paused = core.machine.fleet.paused(now)
     waiting = _waiting(core) if paused else []
-    return {
-        "paused": paused and not waiting,
-        "mode": pause.mode if paused else None,
-        "seconds_left": pause.until - now if paused else 0.0,
-        "waiting_for": waiting,
-    }
+    return InferenceStatus(
+        paused=paused and not waiting,
+        mode=pause.mode if paused else None,
+        seconds_left=pause.until - now if paused else 0.0,
+        waiting_for=waiting,
+    )
 
 
 def _waiting(core: Core) -> list[str]:

@@ -8,7 +8,7 @@ from collections import Counter
 from polar.endings import TABLE
 from polar.nodeapi import NodeResult
 from polar.records import EvaluationResult, SessionStatus
-from polar.server.state import Session, Task
+from polar.server.state import Session, Tally, Task
 
 
 def note(session: Session, result: NodeResult, *, graded: bool) -> None:
@@ -31,13 +31,24 @@ def reward_of(evaluation: EvaluationResult | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def summarize(task: Task) -> None:
-    over = [session for session in task.sessions if session.status.terminal]
-    task.completed_sessions = len(over)
-    task.errored_sessions = sum(session.status is SessionStatus.ERROR for session in over)
-    task.mean_reward = _mean([session.reward for session in over])
-    task.mean_traces = _mean([session.traces for session in over])
-    task.mean_completions = _mean([session.completions for session in over])
+def recount(task: Task) -> None:
+    """From all its sessions, for a task as it was saved."""
+    task.tally = Tally()
+    for session in task.sessions:
+        if session.status.terminal:
+            count(task, session)
+
+
+def count(task: Task, session: Session) -> None:
+    """One more session is over."""
+    tally = task.tally
+    tally.over += 1
+    tally.errors += session.status is SessionStatus.ERROR
+    tally.usable += session.usable
+    task.completed_sessions, task.errored_sessions = tally.over, tally.errors
+    task.mean_reward = tally.rewards.add(session.reward)
+    task.mean_traces = tally.traces.add(session.traces)
+    task.mean_completions = tally.completions.add(session.completions)
 
 
 def why_failed(task: Task) -> str:
@@ -46,8 +57,3 @@ def why_failed(task: Task) -> str:
     causes = ", ".join(f"{number} {name}" for name, number in counts.most_common())
     first = next((session.error for session in task.sessions if session.error), None)
     return f"no session produced a trajectory: {causes}" + (f"; {first}" if first else "")
-
-
-def _mean(values: list[float | None] | list[int | None] | list[float | int | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None

@@ -103,6 +103,29 @@ class Delivery(msgspec.Struct, kw_only=True):
     sending: bool = False
 
 
+class Mean(msgspec.Struct):
+    """Of what is known; None while nothing is."""
+
+    total: float = 0.0
+    number: int = 0
+
+    def add(self, value: float | None) -> float | None:
+        if value is not None:
+            self.total, self.number = self.total + value, self.number + 1
+        return self.total / self.number if self.number else None
+
+
+class Tally(msgspec.Struct):
+    """Over a task's sessions that are over, so that the end of one costs the same in a group of any size."""
+
+    over: int = 0
+    errors: int = 0
+    usable: int = 0
+    rewards: Mean = msgspec.field(default_factory=Mean)
+    traces: Mean = msgspec.field(default_factory=Mean)
+    completions: Mean = msgspec.field(default_factory=Mean)
+
+
 class Task(msgspec.Struct, kw_only=True):
     """`request` is the TaskRequest as JSON; `digest` tells a repeat of it from another task of the same id."""
 
@@ -135,6 +158,7 @@ class Task(msgspec.Struct, kw_only=True):
     error: str | None = None
     sessions: list[Session] = []
     delivery: Delivery | None = None
+    tally: Tally = msgspec.field(default_factory=Tally)
     queue: deque[Session] = msgspec.field(default_factory=deque)
     offered: bool = False
     """it stands in the machine's line of tasks with waiting sessions"""

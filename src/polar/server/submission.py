@@ -3,30 +3,53 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import secrets
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 
-from polar.requests import TaskRequest
-from polar.server import placement
+from polar.requests import TaskRequest, ignored_fields
+from polar.server import bodies, placement
 from polar.server.needs import needs_of
 from polar.server.state import Node, Session, Task
 
+_SAFE = "!#$&'()*+/:;<=>?@[]^`{|}~"
+_MOST_IGNORED = 4000
+"""characters; a header is no place for more"""
 
-def check(request: TaskRequest, raw: Any, live: Sequence[Node]) -> None:
+
+def read(body: bytes) -> tuple[TaskRequest, str]:
+    """The task, and the names of the fields that nobody knows, fit for a header. Raises RequestValidationError."""
+    raw = bodies.parse(body)
+    try:
+        request = TaskRequest.model_validate(raw)
+    except ValidationError as error:
+        raise RequestValidationError([item | {"loc": ("body", *item["loc"])} for item in error.errors()]) from error
+    ignored = ", ".join(quote(name, safe=_SAFE) for name in ignored_fields(raw))
+    return request, ignored if len(ignored) <= _MOST_IGNORED else f"{ignored[:_MOST_IGNORED]}..."
+
+
+def check(request: TaskRequest, live: Sequence[Node]) -> None:
     """Raises RequestValidationError naming every field that is wrong."""
-    mistakes = [*_not_finite(raw, ("body",)), *_unknown_names(request, live)]
-    url = request.callback_url
-    if url is not None and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
-        mistakes.append((("body", "callback_url"), f"must be an http or https URL, not {url[:100]!r}"))
+    mistakes = list(_unknown_names(request, live))
+    if request.callback_url is not None and not _is_url(request.callback_url):
+        url = request.callback_url[:100]
+        mistakes.append((("callback_url",), f"must be an http or https URL, not {url!r}"))
     if mistakes:
-        raise RequestValidationError([{"loc": loc, "msg": msg, "type": "value_error"} for loc, msg in mistakes])
+        raise bodies.refusal(mistakes)
+
+
+def _is_url(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        return url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0 and text.isprintable()
+    except ValueError:
+        return False
 
 
 def digest(request: TaskRequest) -> str:
@@ -71,21 +94,7 @@ def new_task(request: TaskRequest, clock: float, wall: float) -> Task:
     )
 
 
-Mistake = tuple[tuple[str | int, ...], str]
-
-
-def _not_finite(value: Any, path: tuple[str | int, ...]) -> Iterator[Mistake]:
-    if isinstance(value, float) and not math.isfinite(value):
-        yield path, "must be a finite number"
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _not_finite(item, (*path, key))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _not_finite(item, (*path, index))
-
-
-def _unknown_names(request: TaskRequest, live: Sequence[Node]) -> Iterator[Mistake]:
+def _unknown_names(request: TaskRequest, live: Sequence[Node]) -> Iterator[bodies.Mistake]:
     from polar.trajectory import BUILDERS
 
     yield from _unknown("builder", ("builder", "strategy"), request.builder.strategy, BUILDERS)
@@ -100,10 +109,9 @@ def _unknown_names(request: TaskRequest, live: Sequence[Node]) -> Iterator[Mista
     runtimes = {name for node in live for name in node.runtimes}
     if request.runtime is not None:
         yield from _unknown("runtime", ("runtime", "backend"), request.runtime.backend, runtimes)
-    for path, problem in placement.too_much(request, live):
-        yield ("body", *path), problem
+    yield from placement.too_much(request, live)
 
 
-def _unknown(kind: str, path: tuple[str, ...], name: str | None, known: Any) -> Iterator[Mistake]:
+def _unknown(kind: str, path: tuple[str, ...], name: str | None, known: Any) -> Iterator[bodies.Mistake]:
     if name is not None and ":" not in name and name not in known:
-        yield ("body", *path), f"unknown {kind} {name!r}: known are {', '.join(sorted(known))}"
+        yield path, f"unknown {kind} {name[:100]!r}: known are {', '.join(sorted(known))}"

@@ -55,5 +55,5 @@ def node_info(node: Node, live: Sequence[Node]) -> GatewayNodeInfo:
     )
 
 
-def summaries(rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
-    return [dict(zip(SUMMARY_COLUMNS, row, strict=True)) for row in rows]
+def summaries(rows: Sequence[Sequence[Any]]) -> list[TaskSummary]:
+    return [TaskSummary(**dict(zip(SUMMARY_COLUMNS, row, strict=True))) for row in rows]

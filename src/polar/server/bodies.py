@@ -1,0 +1,81 @@
+"""A request's body as a JSON value that every part of the server can hold, or a refusal that names place and remedy."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import HTTPException
+from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers
+
+DEEPEST = 64
+"""levels of lists and objects in a body; each reader of JSON has some such bound"""
+_MOST_MISTAKES = 100
+_INTEGERS = range(-(2**63), 2**63)
+Mistake = tuple[tuple[str | int, ...], str]
+
+
+class _Twice(Exception):
+    """An object has the same name twice."""
+
+
+def check_type(headers: Headers) -> None:
+    """Raises HTTPException 415."""
+    kind = headers.get("content-type", "application/json").split(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise HTTPException(415, f"the body is {kind[:100]!r}: send the task as application/json")
+    coding = headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise HTTPException(415, f"the body is encoded as {coding[:100]!r}: send it without Content-Encoding")
+
+
+def parse(body: bytes) -> Any:
+    """Raises RequestValidationError."""
+    try:
+        value = json.loads(body.decode(), object_pairs_hook=_object)
+    except UnicodeDecodeError as error:
+        raise refusal([((), f"not UTF-8 at byte {error.start}: send JSON in UTF-8")]) from error
+    except json.JSONDecodeError as error:
+        raise refusal([((), f"not JSON at line {error.lineno}, column {error.colno}: {error.msg}")]) from error
+    except _Twice as error:
+        raise refusal([((str(error),), "the name stands twice in one object: leave one out")]) from error
+    except RecursionError as error:
+        raise refusal([((), f"nested more than {DEEPEST} levels deep: flatten it")]) from error
+    except ValueError as error:  # Python's bound on the digits of an integer
+        raise refusal([((), f"a number has too many digits: {error}")]) from error
+    if mistakes := list(_unholdable(value, ())):
+        raise refusal(mistakes)
+    return value
+
+
+def refusal(mistakes: list[Mistake]) -> RequestValidationError:
+    """422 with the path of each field."""
+    return RequestValidationError(
+        [{"loc": ("body", *path), "msg": words, "type": "value_error"} for path, words in mistakes[:_MOST_MISTAKES]]
+    )
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Twice(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+def _unholdable(value: Any, path: tuple[str | int, ...]) -> Iterator[Mistake]:
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            yield path, "must be a finite number"
+    elif isinstance(value, int):
+        if value not in _INTEGERS:
+            yield path, "must fit into 64 bits: send a larger integer as text"
+    elif isinstance(value, dict | list):
+        if len(path) >= DEEPEST:
+            yield path[:3], f"nested more than {DEEPEST} levels deep: flatten it"
+            return
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _unholdable(item, (*path, key))

@@ -219,3 +219,13 @@ STYLES = {
     "small": Style(template=SMALL, calls_written=False),
     "harmony": Style(template=HARMONY, special=_HARMONY, eos="<|return|>", calls=1),
 }
+
+CALLS = {
+    "qwen": '<tool_call>\n{"name": "bash", "arguments": {"cmd": "ls"}}\n</tool_call>',
+    "coder": "<tool_call>\n<function=bash>\n<parameter=cmd>\nls\n</parameter>\n</function>\n</tool_call>",
+    "llama": '{"name": "bash", "parameters": {"cmd": "ls"}}',
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>bash<｜tool▁sep｜>"
+    '{"cmd": "ls"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "harmony": '<|channel|>commentary to=functions.bash <|constrain|>json<|message|>{"cmd": "ls"}',
+}
+"""How a policy of each style calls a tool."""

@@ -9,15 +9,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from gateway_processes import processes_with
 from polar.errors import SandboxFault, TaskFault
 from polar.requests import RuntimeSpec
 from polar.runtimes import Launcher, load_runtime, sweep, unavailable
 from polar.runtimes.availability import bwrap
-from sandboxing import alive, both, cgroups_below, needs_bubblewrap, place, run, sh, standing, until
+from sandboxing import alive, becomes, both, cgroups_below, needs_bubblewrap, place, run, sh, standing, until
 
 OWNER = """
 import asyncio, os, sys, time
@@ -161,7 +163,7 @@ def test_a_cancelled_start_leaves_nothing(tmp_path):
             async with standing(tmp_path, "bubblewrap", launcher):
                 pass
             alone = below(os.getpid())
-            for delay in (0.0, 0.005, 0.01, 0.02, 0.04):
+            for delay in [0.003 * step for step in range(16)]:
                 runtime = load_runtime(RuntimeSpec(memory_mb=100), launcher=launcher)
                 task = asyncio.create_task(runtime.start(place(tmp_path)))
                 await asyncio.wait([task], timeout=delay)
@@ -174,6 +176,56 @@ def test_a_cancelled_start_leaves_nothing(tmp_path):
     run(story())
     assert list(tmp_path.iterdir()) == []
     assert cgroups_below(tmp_path) == []
+
+
+HANGING = "#!/bin/sh\nexec sleep 3117\n"
+"""a bwrap that never gets to its end, as over a file system that is gone"""
+
+
+def test_a_start_that_hangs_can_be_cancelled(tmp_path, monkeypatch):
+    fake = tmp_path / "programs" / "bwrap"
+    fake.parent.mkdir()
+    fake.write_text(HANGING)
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:/usr/bin:/bin")
+    root = tmp_path / "boxes"
+
+    async def story():
+        async with Launcher() as launcher:
+            for _ in range(2):
+                runtime = load_runtime(RuntimeSpec(), launcher=launcher)
+                starting = asyncio.create_task(runtime.start(place(root)))
+                await becomes(lambda: _ready(processes_with("sleep 3117")))
+                starting.cancel()
+                await asyncio.wait([starting], timeout=10)
+                assert starting.cancelled()
+                await runtime.stop()
+                until(lambda: not processes_with("sleep 3117"))
+
+    run(story())
+    assert list(root.iterdir()) == []
+
+
+@needs_bubblewrap
+def test_an_owner_killed_while_a_sandbox_comes_up_takes_it_along(tmp_path):
+    fake = tmp_path / "programs" / "bwrap"
+    fake.parent.mkdir()
+    fake.write_text(HANGING.replace("3117", "3118"))
+    fake.chmod(0o755)
+    path = f"{fake.parent}:/usr/bin:/bin"
+    command = [sys.executable, "-c", OWNER, str(tmp_path / "boxes"), "bubblewrap"]
+    owner = subprocess.Popen(command, env=os.environ | {"PATH": path}, stdout=subprocess.DEVNULL)
+    until(lambda: processes_with("sleep 3118"))
+    started = below(owner.pid)
+    owner.kill()
+    owner.wait()
+    until(lambda: not any(alive(pid) for pid in started))
+    run(sweep(tmp_path / "boxes"))
+    assert list((tmp_path / "boxes").iterdir()) == []
+
+
+async def _ready(found):
+    return bool(found)
 
 
 def test_a_machine_that_forbids_user_namespaces_is_told_the_remedy(tmp_path):
@@ -290,6 +342,37 @@ def test_a_sweep_also_finds_programs_whose_keeper_was_killed(tmp_path):
     assert not any(alive(pid) for pid in started)
     assert list(root.iterdir()) == []
     owner.stdout.close()
+
+
+def test_a_sweep_is_not_held_up_by_a_dead_process_that_nobody_has_taken_notice_of(tmp_path):
+    """As under an init that does not reap: its pid and start time are still in /proc."""
+    dead = subprocess.Popen(["sleep", "1000"])
+    fields = Path(f"/proc/{dead.pid}/stat").read_text().rpartition(")")[2].split()
+    (tmp_path / "s1-1").mkdir()
+    (tmp_path / "s1-1" / "server.pid").write_text(f"{dead.pid} {fields[19]}")
+    dead.kill()
+    until(lambda: not alive(dead.pid))
+    began = time.monotonic()
+    run(sweep(tmp_path))
+    assert time.monotonic() - began < 4
+    assert list(tmp_path.iterdir()) == []
+    dead.wait()
+
+
+def test_a_sweep_goes_on_past_what_will_not_go(tmp_path):
+    """A folder that is a mount point cannot be removed: it is named, and the rest is gone."""
+    for name in ("s1-1", "s2-1", "s3-1"):
+        (tmp_path / name).mkdir()
+    mount = ["mount", "--bind", str(tmp_path / "s2-1"), str(tmp_path / "s2-1")]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("may not mount here")
+    try:
+        run(sweep(tmp_path))
+        assert [path.name for path in tmp_path.iterdir()] == ["s2-1"]
+    finally:
+        subprocess.run(["umount", str(tmp_path / "s2-1")], check=True)
+    run(sweep(tmp_path))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_sweep_of_nothing_is_nothing(tmp_path):

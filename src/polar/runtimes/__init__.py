@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import structlog
+
 from polar.plugins import load
 from polar.protocols import Runtime
 from polar.requests import RuntimeSpec
@@ -16,6 +18,7 @@ from polar.runtimes.served import Served
 
 __all__ = ["RUNTIMES", "Launcher", "load_runtime", "prepare", "sweep", "unavailable"]
 
+log = structlog.get_logger("polar.runtimes")
 RUNTIMES = {"bubblewrap": "polar.runtimes.bubblewrap:Bubblewrap", "local": "polar.runtimes.local:Local"}
 
 
@@ -29,5 +32,7 @@ def load_runtime(spec: RuntimeSpec, default: str | None = None, launcher: Launch
 
 
 async def sweep(root: Path) -> None:
-    """Removes what the sandboxes of a dead owner left below `root`: processes, cgroups, folders."""
-    await asyncio.to_thread(folders.sweep, root)
+    """Removes what the sandboxes of a dead owner left below `root`: processes, cgroups, folders. What would not go is
+    named in the log."""
+    for problem in await asyncio.to_thread(folders.sweep, root):
+        log.error("not swept away", what=problem)

@@ -122,14 +122,19 @@ def _counted(group: Path) -> int:
     return total
 
 
-def sweep(root: Path) -> None:
-    """Removes every group of a sandbox below `root`, killing what is in it."""
+def sweep(root: Path) -> list[str]:
+    """Removes every group of a sandbox below `root`, killing what is in it. Returns what would not go."""
+    left = []
     for base in bases().values():
         for group in base.glob(f"{_prefix(root)}*"):
             with suppress(FileNotFoundError, ProcessLookupError):
                 for pid in (group / "cgroup.procs").read_text().split():
                     os.kill(int(pid), signal.SIGKILL)
-            _remove(group)
+            try:
+                _remove(group)
+            except OSError as error:
+                left.append(f"{group}: {error}")
+    return left
 
 
 def _remove(group: Path) -> None:

@@ -86,7 +86,12 @@ def _enter(request: Message, control: socket.socket, life: int) -> Server:
         born = {"event": "born", "pid": os.getpid(), "fds": 1}
         socket.send_fds(control, [pack(born)], [os.pidfd_open(os.getpid())])
         return Server(control, life, _kill_descendants)
-    holder = namespaces.start_bwrap(request["argv"])
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        holder = namespaces.start_bwrap(request["argv"], (control.fileno(), life))
+    except namespaces.SetupError:
+        _kill_descendants()
+        raise
     namespaces.join(holder.inside)
     namespaces.fork_first_process(control, holder)
     namespaces.settle()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -37,8 +38,9 @@ class Holder(NamedTuple):
     hold: int
 
 
-def start_bwrap(argv: list[str]) -> Holder:
-    """Runs bubblewrap with a shell that says when the view is complete. Raises SetupError."""
+def start_bwrap(argv: list[str], wanted: tuple[int, ...]) -> Holder:
+    """Runs bubblewrap with a shell that says when the view is complete. Raises SetupError, also when the other end of
+    a descriptor in `wanted` is closed first; bubblewrap may then still be alive."""
     ready_in, ready = os.pipe()
     info_in, info = os.pipe()
     waiting, hold = os.pipe()
@@ -47,21 +49,31 @@ def start_bwrap(argv: list[str]) -> Holder:
     process = subprocess.Popen(program, stdin=waiting, stdout=ready, stderr=errors, pass_fds=[info], env={})
     for fd in (ready, info, waiting):
         os.close(fd)
-    inside = _child_pid(info_in)
-    if inside is None or not os.read(ready_in, 1):
+    inside = _child_pid(info_in, wanted)
+    if inside is None or not _read(ready_in, wanted):
         process.wait()
         raise SetupError(os.pread(errors, 4096, 0).decode(errors="replace").strip())
     return Holder(process, inside, hold)
 
 
-def _child_pid(fd: int) -> int | None:
+def _child_pid(fd: int, wanted: tuple[int, ...]) -> int | None:
     text = b""
     while b"}" not in text:
-        data = os.read(fd, 4096)
+        data = _read(fd, wanted)
         if not data:
             return None
         text += data
     return int(json.loads(text)["child-pid"])
+
+
+def _read(fd: int, wanted: tuple[int, ...]) -> bytes:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    for other in wanted:
+        poll.register(other, select.POLLRDHUP)
+    if fd not in dict(poll.poll()):
+        raise SetupError("nobody waits for the sandbox any more")
+    return os.read(fd, 4096)
 
 
 def join(pid: int) -> None:

@@ -37,10 +37,11 @@ async def within(seconds: float, stage: str, work: Coroutine[Any, Any, T], pause
     """What `work` returns or raises. Raises StageTimeout when it has used `seconds` up. However this ends, `work` has
     been cancelled; should it not obey, it is named and left to whoever takes its sandbox away."""
     task = asyncio.create_task(work)
-    started, before = time.monotonic(), paused()
+    loop = asyncio.get_running_loop()
+    started, before = loop.time(), paused()
     try:
         while not task.done():
-            left = seconds - (time.monotonic() - started) + (paused() - before)
+            left = seconds - (loop.time() - started) + (paused() - before)
             if left <= 0:
                 raise StageTimeout(f"the budget of {stage}, {seconds:g} s, is spent")
             await asyncio.wait({task}, timeout=max(left, _GRAIN_SECONDS))

@@ -1,7 +1,10 @@
-"""A relay between a client and a server that loses what its test says: requests going there, answers coming back."""
+"""Relays between a client and a server that lose what their test says: whole requests going there and answers coming
+back (Relay), or the connection in the middle of either (CuttingRelay)."""
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -67,3 +70,54 @@ class Relay:
                 """Silent."""
 
         return Handler
+
+
+class CuttingRelay:
+    """Passes bytes on and counts those going there; cuts the connection whenever the count reaches one of `cuts`."""
+
+    def __init__(self, target: str, *cuts: int) -> None:
+        host, port = target.removeprefix("http://").split(":")
+        self.cuts = list(cuts)
+        self.sent = 0
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client = self._listener.accept()[0]
+                server = socket.create_connection(self._target)
+                threading.Thread(target=self._there, args=(client, server), daemon=True).start()
+                threading.Thread(target=self._back, args=(server, client), daemon=True).start()
+
+    def _there(self, client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(1 << 16):
+                room = self.cuts[0] - self.sent if self.cuts else len(data)
+                server.sendall(data[:room])
+                self.sent += len(data[:room])
+                if self.cuts and self.sent >= self.cuts[0]:
+                    self.cuts.pop(0)
+                    break
+        _cut(client, server)
+
+    def _back(self, server: socket.socket, client: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := server.recv(1 << 16):
+                client.sendall(data)
+        _cut(client, server)
+
+
+def _cut(*ends: socket.socket) -> None:
+    for end in ends:
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+        end.close()

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from polar.server.core import Core, DiskFull, is_disk_full
@@ -33,6 +34,7 @@ def create_app(core: Core) -> FastAPI:
     app.add_exception_handler(DiskFull, _unsaved)
     app.add_exception_handler(OSError, _unsaved)
     app.add_exception_handler(sqlite3.Error, _unsaved)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _broken)
     return app
 
@@ -53,6 +55,11 @@ def _not_allowed(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse(
         {"detail": f"{request.method} is not for this path: it takes {allowed}"}, 405, {"Allow": allowed}
     )
+
+
+def _gone(request: Request, error: Exception) -> Response:
+    """Whoever sent the body went in the middle of it; nobody reads this."""
+    return Response(status_code=400)
 
 
 def _invalid(request: Request, error: Exception) -> Response:

@@ -16,7 +16,7 @@ from peers.chat_templates import STYLES
 from polar.protocols import Rendering
 from polar.proxy import load_rendering
 from polar.proxy.canonical import Answer, Opening
-from polar.proxy.conversation import Conversation, digest
+from polar.proxy.conversation import Conversation, gist
 from polar.proxy.dialects import DIALECTS
 from polar.proxy.rendering.formats import Hermes
 from running_proxy import user
@@ -73,7 +73,7 @@ def reparsed(dialect: Any, answer: dict[str, Any]) -> dict[str, Any]:
 def test_answers_come_back_through_every_dialect_as_the_same(answer: dict[str, Any]) -> None:
     for dialect in (OPENAI, ANTHROPIC):
         back = reparsed(dialect, answer)
-        assert digest(back) == digest(answer)
+        assert gist(back) == gist(answer)
         assert back.get("reasoning_content") == answer.get("reasoning_content")
 
 

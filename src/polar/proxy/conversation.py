@@ -9,7 +9,6 @@ names of tool calls' ids: a result belongs to a call, whatever it is called.
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import Any, Literal
 
 import msgspec
@@ -22,6 +21,8 @@ from polar.sessionlog import Prompt
 
 Tools = list[dict[str, Any]] | None
 Source = Literal["continued", "rendered", "engine"]
+_SORTED = msgspec.json.Encoder(order="sorted")
+_READ = msgspec.json.Decoder()
 
 
 class Place(msgspec.Struct, kw_only=True):
@@ -70,27 +71,30 @@ class Conversation:
         self._tools: dict[bytes, int] = {}
 
     def place(self, messages: list[Message], tools: Tools) -> Place:
-        tools_digest = _hash(msgspec.json.encode(tools or None, order="deterministic"))
-        chain, at, calls = [], tools_digest, CallNumbers()
-        for message in messages:
-            at = _hash(at + digest(message, calls))
-            chain.append(at)
-        place = Place(chain=chain, tools_digest=tools_digest)
-        place.base, place.keep = next((self._nodes[at] for at in reversed(chain) if at in self._nodes), (None, 0))
-        for count in range(self._intact(messages, chain), 0, -1):
-            if found := self._continuable(messages[count - 1], chain[count - 1]):
-                ids = _ids(messages[count - 1])
-                place.expected = max(found, key=lambda number: self._likeness(number, ids))
-                place.expected_count = count
-                break
+        at, calls = _hash(_SORTED.encode(tools or None)), CallNumbers()
+        place = Place(chain=[], tools_digest=at)
+        repeated: list[int] = []
+        edited = False
+        for count, message in enumerate(messages, 1):
+            at = _hash(at + gist(message, calls))
+            place.chain.append(at)
+            if (node := self._nodes.get(at)) is not None:
+                place.base, place.keep = node
+            if (answers := self._answers.get(at)) and not edited:
+                same = self._same_reasoning(answers, message)
+                edited = not same
+                repeated, place.expected_count = (repeated, place.expected_count) if edited else (same, count)
+        if repeated:
+            ids = _ids(messages[place.expected_count - 1])
+            place.expected = max(repeated, key=lambda number: self._likeness(number, ids))
         return place
 
     def plan(self, place: Place, messages: list[Message], tools: Tools) -> Plan:
         """Only for engines that take ids. Raises TaskFault `template`. May run in a thread."""
         assert self._rendering is not None, "an engine that takes ids has a rendering"
-        messages, why = _named(messages), None
+        why = None
         if place.expected is not None:
-            new = messages[place.expected_count :]
+            new = _named(messages[place.expected_count :], messages)
             why = self._reason_to_render(place.expected, new)
             if why is None:
                 sequence, sampled = self.sequence(place.expected), len(self._known[place.expected].sampled)
@@ -98,7 +102,7 @@ class Conversation:
                 if added is not None:
                     return Plan(ids=np.concatenate([sequence, added]), source="continued")
                 why = "no_bridge"
-        return Plan(ids=self._rendering.render(messages, tools), source="rendered", why=why)
+        return Plan(ids=self._rendering.render(_named(messages, messages), tools), source="rendered", why=why)
 
     def opened(self, number: int, place: Place) -> None:
         for count, at in enumerate(place.chain, 1):
@@ -139,7 +143,7 @@ class Conversation:
         known.reasoning = _plain(message.get("reasoning_content"))
         known.reasoned = known.reasoned or bool(known.reasoning)
         known.call_ids = _ids(message)
-        at = _hash(place.chain[-1] + digest(message))
+        at = _hash(place.chain[-1] + gist(message))
         self._nodes.setdefault(at, (number, len(place.chain) + 1))
         self._answers.setdefault(at, []).append(number)
 
@@ -153,26 +157,21 @@ class Conversation:
         length = known.prompt_length + len(known.sampled)
         parts: list[np.ndarray] = []
         while length:
-            whole = np.concatenate([known.own, known.sampled])
-            if length > known.keep:
-                parts.append(whole[: length - known.keep])
-                length = known.keep
+            own = length - known.keep
+            if own == len(known.own) + len(known.sampled):
+                parts += (known.sampled, known.own)
+            elif own > 0:
+                parts += (known.sampled[: max(0, own - len(known.own))], known.own[:own])
+            length = min(length, known.keep)
             if length:
                 assert known.base is not None, "only a call with a base keeps ids"
                 known = self._known[known.base]
         return np.concatenate([np.empty(0, IDS), *reversed(parts)])
 
-    def _intact(self, messages: list[Message], chain: list[bytes]) -> int:
-        """How many messages stand before the first answer whose reasoning was edited."""
-        for count, (message, at) in enumerate(zip(messages, chain, strict=True)):
-            if self._answers.get(at) and not self._continuable(message, at):
-                return count
-        return len(messages)
-
-    def _continuable(self, message: Message, at: bytes) -> list[int]:
-        calls = self._answers.get(at, [])
+    def _same_reasoning(self, answers: list[int], message: Message) -> list[int]:
+        """Those of the calls whose reasoning the message repeats or leaves out; edited reasoning is an edit."""
         given = _plain(message.get("reasoning_content"))
-        return [number for number in calls if not given or self._known[number].reasoning == given]
+        return [number for number in answers if not given or self._known[number].reasoning == given]
 
     def _reason_to_render(self, expected: int, new: list[Message]) -> str | None:
         if self._policy == "keep" or not self._known[expected].reasoned:
@@ -214,40 +213,42 @@ class CallNumbers:
         return self._numbers.get(call_id or "", call_id or "")
 
 
-def digest(message: Message, calls: CallNumbers | None = None) -> bytes:
+def gist(message: Message, calls: CallNumbers | None = None) -> bytes:
     """Equal for messages that say the same, however they are spelt. `calls`: those before it, which it adds to."""
     calls = calls or CallNumbers()
     content = message.get("content") or ""
-    said = content.strip() if message["role"] == "assistant" else content.rstrip()
     made = [
         [call["function"]["name"], _spelling_free(call["function"]["arguments"])]
         for call in message.get("tool_calls") or []
     ]
     calls.add(message)
-    return _hash(msgspec.json.encode([message["role"], said, made, calls.of(message.get("tool_call_id"))]))
+    text = content.strip() if message["role"] == "assistant" else content.rstrip()
+    return _SORTED.encode([message["role"], text, made, calls.of(message.get("tool_call_id"))])
 
 
 def _ids(message: Message) -> list[str]:
     return [call.get("id") or "" for call in message.get("tool_calls") or []]
 
 
-def _named(messages: list[Message]) -> list[Message]:
-    """Tool results with the name of their tool, which some templates write."""
-    names = {
-        call.get("id"): call["function"]["name"] for message in messages for call in message.get("tool_calls") or []
-    }
+def _named(new: list[Message], messages: list[Message]) -> list[Message]:
+    """`new` with the name of its tool in every result, which some templates write; the calls stand in `messages`."""
+    wanted = {message.get("tool_call_id") for message in new if message["role"] == "tool" and not message.get("name")}
+    names: dict[str | None, str] = {}
+    for message in reversed(messages):
+        if len(names) == len(wanted):
+            break
+        for call in message.get("tool_calls") or []:
+            if call.get("id") in wanted:
+                names.setdefault(call["id"], call["function"]["name"])
     return [
-        {**message, "name": names[message["tool_call_id"]]}
-        if message["role"] == "tool" and not message.get("name") and message.get("tool_call_id") in names
-        else message
-        for message in messages
+        {"name": names[message["tool_call_id"]], **message} if message.get("tool_call_id") in names else message
+        for message in new
     ]
 
 
 def _spelling_free(arguments: Any) -> Any:
     try:
-        value = json.loads(arguments) if isinstance(arguments, str) else arguments
-        return json.dumps(value, sort_keys=True, separators=(",", ":"))
+        return _READ.decode(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):
         return arguments.strip()
 

@@ -25,7 +25,9 @@ class Tokens:
         self.added = {token.content: number for number, token in added.items()}
 
     def encode(self, text: str) -> np.ndarray:
-        return np.asarray(self.tokenizer.encode(text, add_special_tokens=False).ids, IDS)
+        # As a batch, because only that lets other threads go on meanwhile (case 38).
+        [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return np.asarray(encoding.ids, IDS)
 
     def decode(self, ids: np.ndarray) -> str:
         return self.tokenizer.decode(ids.tolist(), skip_special_tokens=False)

@@ -40,7 +40,7 @@ class RolloutStatus(msgspec.Struct, kw_only=True):
     tasks: dict[str, TaskState]
     pipeline: Pipeline
     nodes: Nodes
-    storage: Storage | None = None
+    storage: Storage
 
 
 class InferenceStatus(msgspec.Struct, kw_only=True):

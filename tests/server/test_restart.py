@@ -123,6 +123,17 @@ def test_server_stops_at_once_though_requests_are_held_open(make_server: Callabl
     assert server.task("kept")["status"] == "running"
 
 
+def test_task_cancelled_before_it_came_is_refused_after_a_restart(make_server: Callable[..., Server]) -> None:
+    server = make_server()
+    cancelled = server.http.delete("/rollout/task/early", params={"register_if_missing": "true"})
+    assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
+    server.restart()
+    refused = server.submit("early")
+    assert refused.status_code == 409
+    assert "cancelled before it was submitted" in refused.json()["detail"]
+    assert server.submit("other").status_code == 200
+
+
 def test_two_servers_never_share_a_folder(make_server: Callable[..., Server]) -> None:
     server = make_server()
     with pytest.raises(ConfigError, match="another rollout server uses the folder"):

@@ -72,6 +72,8 @@ OPEN_TASKS = (
     "UNION SELECT task_id FROM deliveries WHERE state = 'pending')"
 )
 _JSON_COLUMNS = frozenset({"timing", "workers", "engine", "runtimes", "harnesses", "needs"})
+_LOG_BYTES = 16 << 20
+"""to which the write-ahead log shrinks after a large task"""
 S = TypeVar("S", bound=msgspec.Struct)
 
 
@@ -83,6 +85,7 @@ class Tables:
             self._db = sqlite3.connect(path, isolation_level=None)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
             self._migrate(path)
         except sqlite3.DatabaseError as error:
             raise ConfigError(f"the server's database {path} cannot be used: {error}") from error

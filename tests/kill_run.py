@@ -179,7 +179,7 @@ class KillRun:
         assert processes_with(self.mark) == [], why
         for name in GATEWAYS:
             assert left_behind(self.folder / name, pids[name]) == [], why
-        parts = [path for path in self.folder.rglob("*.part*") if path.is_file()]
+        parts = [*self.folder.rglob("*.part"), *(self.data / "unfinished").glob("*")]
         assert parts + [path for name in GATEWAYS for path in self._kept(name, "outbox")] == [], why
 
     def _one_result_a_session(self, why: str) -> dict[str, int]:

@@ -66,6 +66,7 @@ def _around(target: str, when: str, holds: Holds = lambda result, arguments: Tru
 
         setattr(owner, name, wrapped_async if inspect.iscoroutinefunction(function) else wrapped)
 
+    arm.target = target  # type: ignore[attr-defined]
     return arm
 
 
@@ -110,6 +111,7 @@ def _while_it_waits(target: str) -> Callable[[Passing], None]:
 
         setattr(owner, name, wrapped)
 
+    arm.target = target  # type: ignore[attr-defined]
     return arm
 
 
@@ -134,9 +136,9 @@ SERVER: dict[str, Callable[[Passing], None]] = {
     "sealed log: after the rename": _renaming(".zst", "after"),
     "log upload: received in the middle": _around("os:pwrite", "after"),
     "lease: saved, not told": _around("polar.server.node_routes:NodeApi._work", "after", lambda reply, _: reply.leases),
-    "callback: before": _around("polar.server.deliveries:_post", "before"),
-    "callback: asked": _while_it_waits("polar.server.deliveries:_post"),
-    "callback: answered": _around("polar.server.deliveries:_post", "after"),
+    "callback: before": _around("polar.server.deliveries:Courier._post", "before"),
+    "callback: asked": _while_it_waits("polar.server.deliveries:Courier._post"),
+    "callback: answered": _around("polar.server.deliveries:Courier._post", "after"),
     "server: any moment": _moment,
     "server: stalled at any moment": _moment,
 }
@@ -184,6 +186,9 @@ def plans(points: dict[str, Any], chance: random.Random, count: int) -> list[Pla
 
 def arm(plan: Plan | None, folder: Path) -> None:
     """Kills as `plan` says while the file `folder`/armed is there, and notes the point in `folder`/kills."""
+    for point in (SERVER | GATEWAY).values():
+        if hasattr(point, "target"):  # a function that got another name is missed by every run, not by a few
+            _find(point.target)
     importlib.import_module("polar.gateway.link").PART_BYTES = SMALL_PART
     if plan is None:
         return

@@ -48,6 +48,7 @@ class Core:
         self.token = token
         self.files = Files(Path(settings.save_dir))
         self.store = Store(Path(settings.save_dir))
+        self.files.begin()
         self.onlookers = Onlookers()
         self.courier = Courier(settings.callback_timeout_seconds)
         self.retention = Retention(settings, self.store, self.files)
@@ -261,7 +262,7 @@ class Core:
             session_index=session.index,
             attempt=attempt.number,
             key=self._key(attempt),
-            lease_seconds=self.machine.lease_seconds,
+            lease_seconds=self.machine.leases.seconds,
             registered_at=time.time() - (self.machine.queue_clock(self.now()) - session.queued_at),
             task=self.machine.tasks[session.task_id].document,
         )

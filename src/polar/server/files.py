@@ -1,7 +1,7 @@
 """Results and sealed logs as files, each whole or not there: written beside, synced, renamed; only then the row.
 
 `<data>/tasks/<task>/<session>.<attempt>.result` is a SessionResult in msgpack, `<data>/logs/<session>.<attempt>.zst`
-a packed session log, `….part` a log that is still arriving.
+a packed session log, `….part` a log that is still arriving; `<data>/unfinished` has results that are being written.
 """
 
 from __future__ import annotations
@@ -29,9 +29,14 @@ _LONGEST_NAME = 200
 class Files:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
-        self._logs = self.folder / "logs"
+        self._logs, self._unfinished = self.folder / "logs", self.folder / "unfinished"
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._logs.mkdir(exist_ok=True)
+
+    def begin(self) -> None:
+        """Forgets what an earlier life did not finish writing. The folder must be of no other server."""
+        shutil.rmtree(self._unfinished, ignore_errors=True)
+        self._unfinished.mkdir(exist_ok=True)
 
     def free_bytes(self) -> int:
         return shutil.disk_usage(self.folder).free
@@ -51,7 +56,7 @@ class Files:
     def write_result(self, result: SessionResult, attempt: int) -> None:
         path = self.result_path(result.task_id, result.session_id, attempt)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+        partial = self._unfinished / f"{path.name}.{secrets.token_hex(4)}"
         try:
             partial.write_bytes(to_msgpack(result))
             _settle(partial, path)

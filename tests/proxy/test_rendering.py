@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from peers.chat_templates import STYLES
 from peers.tokenizer import CHATML, make_tokenizer
 from polar.errors import ConfigError, TaskFault
 from polar.protocols import Rendering
@@ -100,6 +102,23 @@ def test_templates_that_are_not_prefix_stable_give_no_bridge(tmp_path: Path) -> 
     assert moving.bridge(sequence, [user("b")], TOOLS, sampled=0) is None
     counting = load_rendering(make_tokenizer(tmp_path / "counting", COUNTS))
     assert counting.bridge(sequence, [user("b")], None, sampled=0) is None
+
+
+def test_a_template_that_writes_the_time_is_bridged_whenever_it_is(tmp_path: Path) -> None:
+    rendering = load_rendering(make_tokenizer(tmp_path, "{{ strftime_now('%S') }}" + CHATML))
+    at_start, deadline = rendering.render([user("a")], None), time.monotonic() + 10
+    while np.array_equal(rendering.render([user("a")], None), at_start):
+        assert time.monotonic() < deadline, "the second does not change"
+    # A second may end between two looks at the clock, but not time and again.
+    tries = (rendering.bridge(at_start, [user("b")], TOOLS, sampled=0) for _ in range(5))
+    assert any(added is not None for added in tries)
+
+
+def test_a_system_message_that_is_refused_in_the_middle_is_the_users_there(tmp_path: Path) -> None:
+    rendering = load_rendering(STYLES["llama"].make(tmp_path))
+    messages = [user("a"), {"role": "assistant", "content": "b"}, {"role": "system", "content": "mind the time"}]
+    text = rendering.decode(rendering.render(messages, None))
+    assert "<|start_header_id|>user<|end_header_id|>\n\nmind the time<|eot_id|>" in text
 
 
 def test_what_a_template_refuses_is_the_conversations_fault(tmp_path: Path) -> None:

@@ -173,6 +173,8 @@ def test_a_bridge_is_what_one_shot_rendering_writes(model: Held, data: st.DataOb
 @given(st.data())
 def test_a_turn_as_the_template_writes_it_is_read_as_what_it_was(model: Held, data: st.DataObject) -> None:
     answer = data.draw(answers(model, model.sentinel, 1))
+    if "tool" in model.style.never and "tool_calls" in answer:
+        return  # such a template may leave a turn with calls without an end
     prompt = model.rendering.render([user("a")], TOOLS)
     whole = model.rendering.render([user("a"), answer, *data.draw(continuations(model, answer))], TOOLS)
     if not model.style.calls_written or not np.array_equal(whole[: len(prompt)], prompt):

@@ -77,7 +77,7 @@ class Bridges:
         self._template = template
         self._tokens = tokens
         self._ends = ends
-        self._before = {tools: self._text([QUESTION], tools, prompt=False).rstrip() for tools in (False, True)}
+        self._before = {tools: self._question(tools) for tools in (False, True)}
         self._answered = self._turn(_answer, [QUESTION], longest_markup=0)
         self._called = self._turn(_asked, [_RESULT]) if template.writes_calls else self._answered
         self.any = self._answered is not None
@@ -87,17 +87,26 @@ class Bridges:
         """What closes the turn of which the last `sampled` ids of `sequence` were sampled, as far as it is not closed
         yet, then the new messages. An end of turn is never doubled, whichever of several it is (case 12)."""
         turn = self._turn_before(new)
-        around = self._around([QUESTION], new, tools)
-        if turn is None or around is None or any(message["role"] in self.unstable[tools] for message in new):
+        if turn is None or any(message["role"] in self.unstable[tools] for message in new):
             return None
-        head, tail = around
-        if not head.startswith(self._before[tools]):
-            return None  # the new messages change what is before the turn
+        around = self._around([QUESTION], new, tools)
+        if around is None or not self._same_before(around[0], tools):
+            return None
+        tail = around[1]
         ids, closing = self._tokens.encode(tail)[turn.markup :], turn.closing
         if not np.array_equal(ids[: len(closing)], closing):
             return None
         own = sequence[len(sequence) - sampled :]
         return ids[_overlap(own, closing) or int(len(own) > 0 and int(own[-1]) in self._ends) :]
+
+    def _same_before(self, head: str, tools: bool) -> bool:
+        """Whether the messages behind the turn leave what is before it as it is."""
+        if not head.startswith(self._before[tools]):
+            self._before[tools] = self._question(tools)  # a template may write the date
+        return head.startswith(self._before[tools])
+
+    def _question(self, tools: bool) -> str:
+        return self._text([QUESTION], tools, prompt=False).rstrip()
 
     def _turn_before(self, new: list[Message]) -> _Turn | None:
         return self._called if new and new[0]["role"] == "tool" else self._answered
@@ -147,7 +156,7 @@ class Bridges:
         if expected is None:
             return True
         same = all(other is None or other[1] == expected[1] for other in others)
-        return same and expected[0].startswith(self._before[tools])
+        return same and self._same_before(expected[0], tools)
 
     def _text(self, messages: list[Message], tools: bool, *, prompt: bool) -> str:
         return self._template.text(messages, [TOOL] if tools else None, prompt=prompt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ class Receiver:
         self._released = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
         self.port = self._server.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}/callback/task_result?token=t"
+        self.url = callback_url(self.port)
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
@@ -53,6 +54,19 @@ class Receiver:
                 pass
 
         return Handler
+
+
+def callback_url(port: int) -> str:
+    return f"http://127.0.0.1:{port}/callback/task_result?token=t"
+
+
+@contextmanager
+def nobody() -> Iterator[int]:
+    """A port at which nobody listens, and that nobody gets who does not ask for it: a receiver may, meanwhile."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 @contextmanager

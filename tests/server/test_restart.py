@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.peers.node import done
-from tests.peers.receiver import receiving
+from tests.peers.receiver import callback_url, nobody, receiving
 from tests.server.conftest import TOKEN, Server, eventually
 
 from polar.config import RolloutSettings
@@ -71,13 +71,12 @@ def test_lost_lease_is_the_next_attempt_and_the_late_result_is_kept_apart(make_s
 def test_callback_not_yet_delivered_goes_out_after_the_restart(make_server: Callable[..., Server]) -> None:
     server = make_server()
     node = server.node()
-    with receiving() as down:
-        pass
-    server.submit("owed", callback_url=down.url)
-    node.finish(node.lease()[0])
-    server.restart()
-    with receiving(port=down.port) as receiver:
-        eventually(lambda: receiver.deliveries)
+    with nobody() as port:
+        server.submit("owed", callback_url=callback_url(port))
+        node.finish(node.lease()[0])
+        server.restart()
+        with receiving(port=port) as receiver:
+            eventually(lambda: receiver.deliveries)
     assert len(set(receiver.deliveries)) == 1
 
 

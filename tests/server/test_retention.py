@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.peers.receiver import receiving
+from tests.peers.receiver import callback_url, nobody
 from tests.server.conftest import TOKEN, Server, eventually
 from tests.server.past import SESSIONS, files_of, fill
 
@@ -93,20 +93,19 @@ def test_retired_task_answers_as_one_that_never_was(make_server: MakeServer) -> 
 def test_owed_callback_keeps_its_task(make_server: MakeServer) -> None:
     """Its receiver is down, and the trainer names another again and again: each is owed anew."""
     server = make_server(retain_days=SECOND, delivery_seconds=6.0)
-    with receiving() as down:
-        pass
     run_one(server, "redirected")
     run_one(server, "over")
     turns = count()
+    with nobody() as port:
 
-    def younger_one_has_gone() -> bool:
-        again = server.submit("redirected", callback_url=f"{down.url}&turn={next(turns)}")
-        assert again.json()["status"] == "completed"
-        return server.http.get("/rollout/task/over").status_code == 404
+        def younger_one_has_gone() -> bool:
+            again = server.submit("redirected", callback_url=f"{callback_url(port)}&turn={next(turns)}")
+            assert again.json()["status"] == "completed"
+            return server.http.get("/rollout/task/over").status_code == 404
 
-    eventually(younger_one_has_gone)
-    assert server.task("redirected")["completed_sessions"] == 1
-    eventually(lambda: server.http.get("/rollout/task/redirected").status_code == 404)
+        eventually(younger_one_has_gone)
+        assert server.task("redirected")["completed_sessions"] == 1
+        eventually(lambda: server.http.get("/rollout/task/redirected").status_code == 404)
 
 
 def test_too_much_that_may_not_go_yet_refuses_new_tasks(make_server: MakeServer) -> None:

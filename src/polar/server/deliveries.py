@@ -20,7 +20,7 @@ from polar.config import DELIVERY_HEADER
 from polar.records import TaskResult
 from polar.server.answers import JSON, MSGPACK, with_results
 from polar.server.files import Files
-from polar.server.state import Delivery, Task
+from polar.server.state import Delivery, DeliveryState, Task
 
 if TYPE_CHECKING:
     from polar.server.core import Core
@@ -74,8 +74,11 @@ class Courier:
     async def _carry(self, receiver: str, core: Core, http: aiohttp.ClientSession, group: asyncio.TaskGroup) -> None:
         lane = self._lanes[receiver]
         while lane.waiting and (lane.well or lane.carriers == 1):
+            delivery = lane.waiting.popleft()
+            if delivery.state is not DeliveryState.PENDING:
+                continue  # another URL has taken its place, and its task may have gone
             async with self._in_all:
-                lane.well = await self._deliver(lane.waiting.popleft(), core, http)
+                lane.well = await self._deliver(delivery, core, http)
             self._staff(receiver, core, http, group)
         lane.carriers -= 1
         if not lane.waiting and not lane.carriers:

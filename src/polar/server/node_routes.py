@@ -121,7 +121,7 @@ class NodeApi:
 
     async def _attempt(self, session_id: str, attempt: int) -> tuple[Task, Session]:
         task = await self.core.task_of(session_id)
-        session = self.core.machine.sessions[session_id] if task is not None else None
+        session = self.core.machine.sessions.get(session_id)
         if task is None or session is None or session.attempt(attempt) is None:
             raise HTTPException(404, f"attempt {attempt} of the session {session_id} was never leased here")
         return task, session

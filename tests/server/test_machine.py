@@ -168,7 +168,10 @@ class Anything(RuleBasedStateMachine):
     @rule(node=st.sampled_from(NODES), lost=SELDOM)
     def poll(self, node: str, lost: bool) -> None:
         """`lost`: the reply does not arrive."""
-        held = [Held(session_id=name, attempt=number, stage=SessionStatus.RUNNING) for name, number in self.held[node]]
+        held = [
+            Held(session_id=name, attempt=number, stage=SessionStatus.RUNNING)
+            for name, number in sorted(self.held[node])
+        ]
         facts = {"resources": Resources(cpus=self.cpus[node]), "labels": LABELS[node], "acked": self.acks[node]}
         request = report(node, self.epochs[node], held, heartbeat_interval_seconds=HOUR, **facts)
         cancels = self.machine.poll(request, self.now, 0.0)
@@ -335,6 +338,10 @@ class Anything(RuleBasedStateMachine):
             if session.status.terminal:
                 assert session.termination is not None
                 end = (session.status, session.winner, session.termination)
+                task = self.machine.tasks[session.task_id]
+                if session.session_id not in self.ended and session.termination is Termination.QUEUE:
+                    assert task.queue_seconds is not None
+                    assert self.clock - session.queued_at >= task.queue_seconds - 1e-3
                 assert self.ended.setdefault(session.session_id, end) == end
         for task in self.machine.tasks.values():
             if task.status.terminal:
@@ -388,6 +395,8 @@ class Anything(RuleBasedStateMachine):
             over = [session.status for session in task.sessions if session.status.terminal]
             assert (task.completed_sessions, task.errored_sessions) == (len(over), over.count(SessionStatus.ERROR))
             assert task.status.terminal == (len(over) == task.num_samples)
+            if task.enough is not None and sum(session.usable for session in task.sessions) >= task.enough:
+                assert all(session.status.terminal or session.stopping for session in task.sessions)
             if task.status is TaskState.COMPLETED:
                 assert any(session.traces is not None for session in task.sessions)
 
@@ -410,7 +419,7 @@ class Anything(RuleBasedStateMachine):
             self.gateway_dies("c", 6)
             self.poll("c", False)
             self.work("c", 3, False, False)
-            for name, number in list(self.held["c"]):
+            for name, number in sorted(self.held["c"]):
                 self.machine.result(result_for(name, number, Termination.DONE), self.now)
             self.long_quiet()
             while self.sent:

@@ -81,6 +81,7 @@ def test_gateway_that_starts_anew_loses_its_sessions_at_once() -> None:
     machine, task = scene()
     poll(machine, "a", 1.0, epoch=2)
     assert task.sessions[0].queued
+    assert poll(machine, "a", 1.0, epoch=2, held=(task.sessions[0].session_id, 1)) == ["lost"]
     with pytest.raises(StaleEpoch):
         poll(machine, "a", 1.0, epoch=1)
 
@@ -149,6 +150,15 @@ def told(machine: Machine, node: str) -> list[tuple[str, str, float]]:
 def tick(machine: Machine, since: float, until: float) -> None:
     for step in range(int(2 * (until - since)) + 1):
         machine.tick(since + step / 2)
+
+
+def test_waiting_anew_has_a_budget_anew() -> None:
+    machine, task = scene(budgets={"queue": 40})
+    now = expire(machine)
+    tick(machine, now, now + 38)
+    assert task.sessions[0].queued
+    machine.tick(now + 39)
+    assert task.sessions[0].termination is Termination.QUEUE
 
 
 def test_node_that_joins_while_paused_is_told_with_the_time_that_is_left() -> None:

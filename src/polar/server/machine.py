@@ -11,6 +11,7 @@ from polar.records import SessionStatus, TaskState, Termination
 from polar.server import scores
 from polar.server.alarms import Alarms
 from polar.server.fleet import Fleet
+from polar.server.leases import Leases
 from polar.server.line import Line
 from polar.server.owed import Owed
 from polar.server.state import Attempt, AttemptState, Node, Refusal, Row, Session, Task, key_of
@@ -24,7 +25,6 @@ class Machine:
     `dirty` (rows to save before anything is answered), `owed.due` (callbacks to send) and `events` (for onlookers)."""
 
     def __init__(self, lease_seconds: float, delivery_seconds: float) -> None:
-        self.lease_seconds = lease_seconds
         self.tasks: dict[str, Task] = {}
         self.sessions: dict[str, Session] = {}
         self.refused: dict[str, float] = {}
@@ -32,9 +32,9 @@ class Machine:
         self.dirty: dict[tuple[str, str, int], Row] = {}
         self.events: list[tuple[str, dict[str, object]]] = []
         self.fleet = Fleet(self._save)
+        self.leases = Leases(self.fleet, lease_seconds, self._save)
         self.owed = Owed(delivery_seconds, self._save)
         self._line = Line()
-        self._expiries: Alarms[Attempt] = Alarms()
         self._patience: Alarms[tuple[Session, float]] = Alarms()
         """by the queue clock: a session, and since when it waits"""
         self._ticked = 0.0
@@ -59,7 +59,7 @@ class Machine:
         scores.recount(task)
         for session in task.sessions:
             if session.live is not None:
-                self._hold(session.live, task)
+                self.leases.adopt(session.live, task)
             elif session.queued:
                 self._wait(session, task)
         self._line.offer(task)
@@ -166,27 +166,22 @@ class Machine:
     def restart(self, now: float) -> None:
         """The server starts from what it had saved: nobody is blamed for that time, every lease has a fresh term."""
         self.fleet.restart(now)
-        self._renew_all(now)
+        self.leases.renew_all(now)
         self._ticked = now
 
     def tick(self, now: float) -> None:
-        if now - self._ticked > max(self.lease_seconds / 2, AWAY_SECONDS):
+        if now - self._ticked > max(self.leases.seconds / 2, AWAY_SECONDS):
             self.fleet.stand_still(self._ticked, now)
-            self._renew_all(now)
+            self.leases.renew_all(now)
         self._ticked = now
         self.fleet.tick(now)
-        for attempt in self._expiries.due(now):
-            self._check_lease(attempt, now)
+        for attempt in self.leases.expired(now):
+            self._lose(attempt, "gateway_lost", now)
         for session, since in self._patience.due(self.queue_clock(now)):
             self._check_queue_budget(session, since, now)
         self.owed.tick(now)
         self._line.hold(self.fleet.live(now), now)
         self.refused = {task_id: until for task_id, until in self.refused.items() if until > now}
-
-    def _renew_all(self, now: float) -> None:
-        for node in self.fleet.nodes.values():
-            for attempt in node.leases.values():
-                attempt.expires_at = now + self.lease_seconds
 
     # Attempts
 
@@ -199,7 +194,7 @@ class Machine:
             self._take_back(session, attempt, node)
         if attempt.state is not AttemptState.LEASED:
             return Cancel(session_id=held.session_id, attempt=held.attempt, why="lost")
-        attempt.expires_at, attempt.seen = now + self.lease_seconds, True
+        self.leases.renew(attempt, now)
         attempt.sampled_tokens = max(attempt.sampled_tokens, held.sampled_tokens)
         self._enter(session, held.stage)
         return _cancel(session, attempt) if session.stopping is not None else None
@@ -209,56 +204,26 @@ class Machine:
         task = self.tasks[session.task_id]
         if session.queued and attempt is session.attempts[-1] and task.needs.amount.within(node.free):
             attempt.fault = None
-            self._set_state(attempt, AttemptState.LEASED)
+            self._move(attempt, AttemptState.LEASED)
             self._save(session)
 
     def _lease(self, session: Session, node: Node, now: float) -> Attempt:
-        attempt = Attempt(
-            session_id=session.session_id,
-            number=len(session.attempts) + 1,
-            node_id=node.node_id,
-            epoch=node.epoch,
-            leased_at=now,
-            expires_at=now + self.lease_seconds,
-        )
-        session.attempts.append(attempt)
-        session.node_id = node.node_id
-        assert node.asking is not None
-        node.asking.init -= 1
-        node.asking.run -= 1
-        self._hold(attempt, self.tasks[session.task_id])
-        self._save(attempt)
+        attempt = self.leases.begin(session, node, self.tasks[session.task_id], now)
         self._save(session)
         self._enter(session, SessionStatus.INITIALIZING)
         return attempt
 
-    def _hold(self, attempt: Attempt, task: Task) -> None:
-        self.fleet.reserve(attempt, task)
-        self._expiries.set(attempt.expires_at, attempt)
-
-    def _set_state(self, attempt: Attempt, state: AttemptState) -> None:
-        """The one place where an attempt's state changes: a lease is on its node's books while it is live."""
+    def _move(self, attempt: Attempt, state: AttemptState) -> None:
         task = self.tasks[self.sessions[attempt.session_id].task_id]
-        was_live, attempt.state = attempt.state is AttemptState.LEASED, state
-        if was_live:
-            self._line.look_at(self.fleet.release(attempt, task))
-        if state is AttemptState.LEASED:
-            self._hold(attempt, task)
-        self._save(attempt)
-
-    def _check_lease(self, attempt: Attempt, now: float) -> None:
-        if attempt.state is not AttemptState.LEASED:
-            return
-        if attempt.expires_at <= now:
-            self._lose(attempt, "gateway_lost", now)
-        else:
-            self._expiries.set(attempt.expires_at, attempt)
+        released = self.leases.move(attempt, task, state)
+        if released is not None:
+            self._line.look_at(released)
 
     def _lose(self, attempt: Attempt, fault: str, now: float) -> None:
         session = self.sessions[attempt.session_id]
         last = self._is_last(session, attempt)
         attempt.fault = fault
-        self._set_state(attempt, AttemptState.LOST)
+        self._move(attempt, AttemptState.LOST)
         session.fault, session.error = fault, f"the gateway {attempt.node_id} was lost ({fault})"
         if last and session.stopping is None:
             self._end(session, SessionStatus.ERROR, Termination.INFRASTRUCTURE, now)
@@ -288,12 +253,12 @@ class Machine:
         attempt.fault, attempt.log_sha256 = result.fault, result.log_sha256
         if result.tokens is not None:
             attempt.sampled_tokens = result.tokens.sampled
-        self._set_state(attempt, state)
+        self._move(attempt, state)
 
     def _accept(self, session: Session, attempt: Attempt, result: NodeResult, now: float) -> None:
         rival = session.live
         if rival is not None and rival is not attempt:
-            self._set_state(rival, AttemptState.SUPERSEDED)
+            self._move(rival, AttemptState.SUPERSEDED)
             self._tell(rival, Cancel(session_id=rival.session_id, attempt=rival.number, why="lost"))
         self._end_attempt(attempt, AttemptState.WON, result)
         session.winner, session.node_id = attempt.number, attempt.node_id

@@ -96,6 +96,20 @@ def test_server_that_was_away_blames_nobody() -> None:
     assert task.sessions[0].live is None
 
 
+def test_server_that_starts_anew_gives_every_lease_a_fresh_term() -> None:
+    disk = Tables(":memory:")
+    machine, _ = scene()
+    tick(machine, 0.0, LEASE - 1)
+    save(machine, disk, LEASE - 1)
+    machine = start_from(disk)
+    (session,) = machine.sessions.values()
+    tick(machine, LEASE - 1, 2 * LEASE - 1.5)
+    assert session.live is not None
+    machine.tick(2 * LEASE)
+    assert session.queued
+    disk.close()
+
+
 def test_lease_whose_reply_was_lost_is_offered_again() -> None:
     machine, task = scene()
     assert machine.unheard(machine.fleet.nodes["a"], 5.0) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from pathlib import Path
@@ -102,6 +103,20 @@ def test_templates_that_are_not_prefix_stable_give_no_bridge(tmp_path: Path) -> 
     assert moving.bridge(sequence, [user("b")], TOOLS, sampled=0) is None
     counting = load_rendering(make_tokenizer(tmp_path / "counting", COUNTS))
     assert counting.bridge(sequence, [user("b")], None, sampled=0) is None
+
+
+def test_the_loop_goes_on_while_a_long_prompt_is_encoded(rendering: Rendering) -> None:
+    """Case 38: the encoder gives the interpreter away."""
+
+    async def turns_of_the_loop() -> int:
+        task = asyncio.create_task(asyncio.to_thread(rendering.render, [user("hello there " * 60_000)], None))
+        turns = 0
+        while not task.done():
+            await asyncio.sleep(0.001)
+            turns += 1
+        return turns
+
+    assert asyncio.run(turns_of_the_loop()) > 20
 
 
 def test_a_template_that_writes_the_time_is_bridged_whenever_it_is(tmp_path: Path) -> None:

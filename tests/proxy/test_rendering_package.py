@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -12,9 +13,12 @@ import numpy as np
 import pytest
 
 from peers.chat_templates import Style
+from peers.engine import scripted_engine
+from polar.config import InferenceSettings, NodeSettings
 from polar.errors import ConfigError
+from polar.gateway.engine_watch import EngineWatch
 from polar.protocols import Rendering
-from polar.proxy import load_rendering
+from polar.proxy import load_rendering, make_engine
 from running_proxy import user
 
 pytest.importorskip("renderers", reason="the extra renderers is not installed")
@@ -102,6 +106,27 @@ def test_what_cannot_be_used_is_named(folder: Path, tmp_path: Path) -> None:
         load_rendering(folder, "renderer")
     with pytest.raises(ConfigError, match="no chat template"):
         load_rendering(folder)
+
+
+@pytest.mark.parametrize(("name", "problem"), [("qwen3", None), ("qwen", "has no 'qwen'")])
+def test_a_gateways_settings_choose_it(folder: Path, name: str, problem: str | None) -> None:
+    async def watched(url: str) -> EngineWatch:
+        engine = await make_engine("sglang", url)
+        inference = InferenceSettings(base_url=url, tokenizer=str(folder), rendering=f"renderers:{name}")
+        news = asyncio.Event()
+        watch = EngineWatch(engine, NodeSettings(inference=inference), news)
+        task = asyncio.create_task(watch.watch())
+        async with asyncio.timeout(30):
+            while watch.state.problem == "not probed yet":
+                await asyncio.sleep(0.01)
+        task.cancel()
+        await engine.close()
+        return watch
+
+    with scripted_engine(folder) as engine:
+        watch = asyncio.run(watched(engine.url))
+    assert (watch.proxy is None) == (problem is not None)
+    assert (problem or "") in (watch.state.problem or "")
 
 
 def real(name: str) -> Path:

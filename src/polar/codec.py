@@ -57,7 +57,16 @@ def to_msgpack(record: Any) -> bytes:
 
 
 def to_json(record: Any) -> bytes:
-    return _json.encode(record)
+    try:
+        return _json.encode(record)
+    except (TypeError, NotImplementedError):  # a map whose keys JSON has no form for: None, pairs, …
+        return _json.encode(_with_text_keys(to_builtins(record)))
+
+
+def _with_text_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _with_text_keys(item) for key, item in value.items()}
+    return list(map(_with_text_keys, value)) if isinstance(value, list | tuple) else value
 
 
 def in_pieces(record: msgspec.Struct, field: str, items: Iterable[Any], count: int, *, packed: bool) -> Iterator[bytes]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -19,6 +19,7 @@ from polar.records import (
     Termination,
     TokenLedger,
     Trace,
+    Whole,
 )
 
 POLL_SECONDS = 5.0
@@ -28,9 +29,9 @@ WORK_WAIT_SECONDS = 25.0
 class Workers(msgspec.Struct, kw_only=True):
     """Sizes of the stage pools; as `room`, how many more sessions each takes now."""
 
-    init: int
-    run: int
-    postrun: int
+    init: Whole
+    run: Whole
+    postrun: Whole
 
 
 class EngineState(msgspec.Struct, kw_only=True):
@@ -43,14 +44,14 @@ class EngineState(msgspec.Struct, kw_only=True):
 
 class Held(msgspec.Struct, kw_only=True):
     session_id: str
-    attempt: int
+    attempt: Whole
     stage: SessionStatus
-    sampled_tokens: int = 0
+    sampled_tokens: Whole = 0
 
 
 class PollRequest(msgspec.Struct, kw_only=True):
     node_id: str
-    epoch: int
+    epoch: Whole
     gateway_url: str
     workers: Workers
     room: Workers
@@ -62,7 +63,7 @@ class PollRequest(msgspec.Struct, kw_only=True):
     harnesses: list[str] = []
     held: list[Held] = []
     acked: list[str] = []
-    heartbeat_interval_seconds: float = POLL_SECONDS
+    heartbeat_interval_seconds: Annotated[float, msgspec.Meta(gt=0, le=3600)] = POLL_SECONDS
 
 
 class Lease(msgspec.Struct, kw_only=True):
@@ -99,7 +100,7 @@ class PollReply(msgspec.Struct, kw_only=True):
 
 class WorkRequest(msgspec.Struct, kw_only=True):
     node_id: str
-    epoch: int
+    epoch: Whole
     room: Workers
 
 
@@ -115,9 +116,9 @@ class NodeResult(msgspec.Struct, kw_only=True):
     """How an attempt ended. `public.session_result` makes the public SessionResult of it."""
 
     session_id: str
-    attempt: int
+    attempt: Whole
     node_id: str
-    epoch: int
+    epoch: Whole
     status: SessionStatus
     termination: Termination
     retryable: bool = False

@@ -7,10 +7,13 @@ and lists of numbers in JSON. Field names are the public API's names.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+
+Whole = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""what every store of the house can hold"""
 
 
 class SessionStatus(StrEnum):
@@ -97,6 +100,18 @@ VersionSpan = tuple[int, int, str]
 """[start, end) over response_ids, and the policy version (text, as the engine gave it) that sampled them."""
 
 
+def _exactly(numbers: Any, kind: np.dtype[Any]) -> np.ndarray:
+    """Raises ValueError where the kind does not hold them: another id is never put in place of one."""
+    given = np.asarray(numbers)
+    if given.dtype == kind:
+        return given
+    with np.errstate(invalid="ignore"):
+        array = given.astype(kind)
+    if not np.array_equal(array, given):
+        raise ValueError(f"not whole numbers that fit {kind}")
+    return array
+
+
 class Trace(msgspec.Struct, kw_only=True):
     """One training sequence.
 
@@ -117,9 +132,9 @@ class Trace(msgspec.Struct, kw_only=True):
     weight_versions: list[VersionSpan] = []
 
     def __post_init__(self) -> None:
-        self.prompt_ids = np.asarray(self.prompt_ids, IDS)
-        self.response_ids = np.asarray(self.response_ids, IDS)
-        self.loss_mask = np.asarray(self.loss_mask, MASK)
+        self.prompt_ids = _exactly(self.prompt_ids, IDS)
+        self.response_ids = _exactly(self.response_ids, IDS)
+        self.loss_mask = _exactly(self.loss_mask, MASK)
         if self.response_logprobs is not None:
             self.response_logprobs = np.asarray(self.response_logprobs, LOGPROBS)
 
@@ -140,10 +155,10 @@ class Trajectory(msgspec.Struct, kw_only=True):
 class TokenLedger(msgspec.Struct, kw_only=True, frozen=True):
     """sampled = trainable + Σ excluded.values(), always; `attempt_discarded` counts other attempts' tokens."""
 
-    sampled: int = 0
-    trainable: int = 0
-    excluded: dict[str, int] = {}
-    attempt_discarded: int = 0
+    sampled: Whole = 0
+    trainable: Whole = 0
+    excluded: dict[str, Whole] = {}
+    attempt_discarded: Whole = 0
 
     @property
     def balanced(self) -> bool:
@@ -153,30 +168,30 @@ class TokenLedger(msgspec.Struct, kw_only=True, frozen=True):
 class CallCounts(msgspec.Struct, kw_only=True, frozen=True):
     """How the session's completions came to their context."""
 
-    completions: int = 0
+    completions: Whole = 0
     """model calls that the engine answered: it handed over tokens, or finished with neither abort nor error"""
-    continued: int = 0
+    continued: Whole = 0
     """completions whose prompt was the ids of an earlier call and what followed (the proxy rendered only the new)"""
-    rendered: int = 0
+    rendered: Whole = 0
     """completions whose whole prompt the proxy rendered; the rest had theirs from the engine"""
-    rendered_reasoning: int = 0
+    rendered_reasoning: Whole = 0
     """of these: continued an answer with thinking, which `reasoning` of the task says to render again"""
-    rendered_no_bridge: int = 0
+    rendered_no_bridge: Whole = 0
     """of these: continued an answer, and the chat template gave no exact way to go on from its ids"""
-    forks: int = 0
+    forks: Whole = 0
     """completions whose messages continue a call of which their prompt does not keep every id; drift among them"""
-    drift: int = 0
+    drift: Whole = 0
     """forks whose prompt the engine rendered"""
-    joined: int = 0
+    joined: Whole = 0
     """retries that joined a call in flight or had its answer replayed, and so made no call"""
-    refused: int = 0
+    refused: Whole = 0
     """requests that made no engine call"""
-    prompt_tokens: int = 0
+    prompt_tokens: Whole = 0
     """ids of all completions' prompts, however many of them the engine had in its cache"""
-    prefilled_again: int = 0
+    prefilled_again: Whole = 0
     """of these: ids of forks that stand where the continued call had others, so that the engine computed the same text
     twice; at most, since the first of what is new may be among them"""
-    missing_logprobs: int = 0
+    missing_logprobs: Whole = 0
     """completions with a sampled token that has no usable logprob"""
 
 
@@ -268,20 +283,20 @@ class SessionSummary(msgspec.Struct, kw_only=True):
 
 
 class GatewayMetrics(msgspec.Struct, kw_only=True):
-    init_queue_depth: int = 0
-    init_inflight: int = 0
-    ready_depth: int = 0
-    run_inflight: int = 0
-    postrun_queue_depth: int = 0
-    postrun_inflight: int = 0
+    init_queue_depth: Whole = 0
+    init_inflight: Whole = 0
+    ready_depth: Whole = 0
+    run_inflight: Whole = 0
+    postrun_queue_depth: Whole = 0
+    postrun_inflight: Whole = 0
 
 
 class Resources(msgspec.Struct, kw_only=True, frozen=True):
     """For a node's sandboxes, together."""
 
-    cpus: float = 0.0
-    memory_mb: int = 0
-    gpus: int = 0
+    cpus: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    memory_mb: Whole = 0
+    gpus: Whole = 0
 
 
 class GatewayNodeInfo(msgspec.Struct, kw_only=True):

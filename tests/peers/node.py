@@ -50,7 +50,10 @@ class Node:
         self.http = httpx.Client(base_url=url, headers={TOKEN_HEADER: token}, timeout=40, trust_env=False)
 
     def poll(self) -> PollReply:
-        request = PollRequest(
+        return self.post("/node/poll", self.report(), PollReply)
+
+    def report(self) -> PollRequest:
+        return PollRequest(
             node_id=self.node_id,
             epoch=self.epoch,
             gateway_url="http://127.0.0.1:1",
@@ -62,7 +65,6 @@ class Node:
             acked=self.acked,
             **self.facts,
         )
-        return self.post("/node/poll", request, PollReply)
 
     def work(self, room: int = 4) -> WorkReply:
         request = WorkRequest(node_id=self.node_id, epoch=self.epoch, room=Workers(init=room, run=room, postrun=room))

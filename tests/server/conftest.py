@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import signal
 import subprocess
@@ -61,6 +62,18 @@ class Server:
 
     def submit(self, task_id: str = "task", **fields: Any) -> httpx.Response:
         return self.http.post("/rollout/task/submit", json=task(task_id, **fields))
+
+    def declare(self, method: str, path: str, size: int) -> tuple[int, str]:
+        """Status and detail of the answer to a request of `size` bytes of which none is sent."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.settings["port"], timeout=20)
+        connection.putrequest(method, path)
+        for name, value in {TOKEN_HEADER: TOKEN, "Content-Type": "application/json", "Content-Length": size}.items():
+            connection.putheader(name, str(value))
+        connection.endheaders()
+        answer = connection.getresponse()
+        detail = json.loads(answer.read())["detail"]
+        connection.close()
+        return answer.status, detail
 
     def task(self, task_id: str = "task", **params: Any) -> dict[str, Any]:
         answer = self.http.get(f"/rollout/task/{task_id}", params=params)

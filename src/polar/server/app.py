@@ -14,19 +14,19 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from polar.server.core import Core, DiskFull, is_disk_full
-from polar.server.fleet_routes import fleet_routes
+from polar.server.fleet_routes import add_fleet_routes
 from polar.server.guard import Guard, needs_token
-from polar.server.list_routes import list_routes
+from polar.server.list_routes import add_list_routes
 from polar.server.node_routes import node_routes
 from polar.server.openapi import describe
-from polar.server.trainer_routes import task_routes
+from polar.server.trainer_routes import add_task_routes
 
 
 def create_app(core: Core) -> FastAPI:
     """The app of one core; it serves while `core.running()` is entered."""
     app = FastAPI(title="Polar rollout server", openapi_url=None, routes=list(node_routes(core)))
-    for routes in (task_routes, list_routes, fleet_routes):
-        app.include_router(routes(core))
+    for add_routes in (add_task_routes, add_list_routes, add_fleet_routes):
+        add_routes(app.router, core)
     app.get("/openapi.json", include_in_schema=False)(_description(app, core))
     app.add_middleware(Guard, core=core)
     app.add_exception_handler(405, _not_allowed)
@@ -49,9 +49,10 @@ def _description(app: FastAPI, core: Core) -> Any:
 
 
 def _not_allowed(request: Request, error: Exception) -> JSONResponse:
-    """Allow has the methods of every route of the path, not only of the first."""
-    same_path = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
-    allowed = ", ".join(sorted({method for route in same_path for method in getattr(route, "methods", None) or ()}))
+    """Allow has the methods of every route of the path, not only of the first; of the path itself, where it is one."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    routes = [route for route in routes if route.path == request.url.path] or routes
+    allowed = ", ".join(sorted({method for route in routes for method in route.methods}))
     return JSONResponse(
         {"detail": f"{request.method} is not for this path: it takes {allowed}"}, 405, {"Allow": allowed}
     )

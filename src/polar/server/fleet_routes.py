@@ -13,11 +13,9 @@ from polar.server.answers import gives, reply
 from polar.server.core import Core
 
 
-def fleet_routes(core: Core) -> APIRouter:
-    router = APIRouter(tags=["gateways"])
+def add_fleet_routes(router: APIRouter, core: Core) -> None:
     _node_routes(router, core)
     _inference_routes(router, core)
-    return router
 
 
 def _node_routes(router: APIRouter, core: Core) -> None:

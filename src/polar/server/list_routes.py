@@ -20,9 +20,7 @@ from polar.server.trainer_routes import find
 EVENTS, ZSTD = "text/event-stream", "application/zstd"
 
 
-def list_routes(core: Core) -> APIRouter:
-    router = APIRouter(tags=["looking"])
-
+def add_list_routes(router: APIRouter, core: Core) -> None:
     @router.get("/tasks", **gives(Tasks, 422))
     async def list_tasks(
         request: Request,
@@ -83,8 +81,6 @@ def list_routes(core: Core) -> APIRouter:
     async def events() -> Response:
         """Server-sent events, as things happen; each has `{type, ts, data}`."""
         return StreamingResponse(core.onlookers.watch(), media_type=EVENTS)
-
-    return router
 
 
 async def _session(core: Core, task_id: str, session_id: str) -> Session:

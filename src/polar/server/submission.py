@@ -30,7 +30,7 @@ def read(body: bytes) -> tuple[TaskRequest, str]:
         request = TaskRequest.model_validate(raw)
     except ValidationError as error:
         raise RequestValidationError([item | {"loc": ("body", *item["loc"])} for item in error.errors()]) from error
-    ignored = ", ".join(quote(name, safe=_SAFE) for name in ignored_fields(raw))
+    ignored = ", ".join(quote(name, safe=_SAFE) or "(empty)" for name in ignored_fields(raw))
     return request, ignored if len(ignored) <= _MOST_IGNORED else f"{ignored[:_MOST_IGNORED]}..."
 
 

@@ -29,9 +29,7 @@ async def find(core: Core, task_id: str) -> Task:
     return task
 
 
-def task_routes(core: Core) -> APIRouter:
-    router = APIRouter(tags=["tasks"])
-
+def add_task_routes(router: APIRouter, core: Core) -> None:
     @router.post("/rollout/task/submit", openapi_extra=_submit_extra(), **gives(Accepted, 409, 415, 422))
     async def submit(request: Request) -> Response:
         """Hands a task in. It may be repeated: the same task under the same id is one task."""
@@ -65,8 +63,6 @@ def task_routes(core: Core) -> APIRouter:
         core.machine.cancel(task, core.now())
         await core.settle()
         return reply(request, views.task_status(task, core.live_nodes(), full=core.full))
-
-    return router
 
 
 async def _submit(core: Core, request: TaskRequest) -> Task:

@@ -51,13 +51,14 @@ class Chain:
 
 
 @contextlib.contextmanager
-def polar_serve(folder: Path, engine_url: str, *options: str) -> Iterator[Chain]:
-    """`polar serve` on free ports with its data in `folder`; ready when it yields."""
+def polar_serve(folder: Path, engine_url: str, *options: str, path: str | None = None) -> Iterator[Chain]:
+    """`polar serve` on free ports with its data in `folder`; ready when it yields. `path` is its PATH."""
     command = [sys.executable, "-m", "polar", "serve", "--engine-url", engine_url, "--data", str(folder)]
     command += ["--port", "0", "--gateway-port", "0", "--json", *options]
     errors = folder.with_name(folder.name + ".err")
     with errors.open("w") as stderr:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=_WITH_PLUGINS)
+        env = _WITH_PLUGINS | ({"PATH": path} if path else {})
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=env)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

@@ -55,10 +55,10 @@ def polar_server(folder: Path) -> Iterator[ServerAlone]:
 
 
 @contextmanager
-def polar_gateway(folder: Path, server: ServerAlone, topology: Path) -> Iterator[None]:
+def polar_gateway(folder: Path, server: ServerAlone, topology: Path) -> Iterator[subprocess.Popen[str]]:
     """Does not wait until its engine is found healthy."""
-    with _polar("gateway", "--topology", str(topology), "--server", server.url, "--data", str(folder)):
-        yield
+    with _polar("gateway", "--topology", str(topology), "--server", server.url, "--data", str(folder)) as process:
+        yield process
 
 
 @contextmanager

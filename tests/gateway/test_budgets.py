@@ -126,6 +126,29 @@ def test_a_cancelled_stage_cancels_its_work() -> None:
     assert cleared == [3.5]
 
 
+def test_a_second_cancellation_does_not_cut_the_clearing_up_short() -> None:
+    cleared = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(1e6)
+        finally:
+            await asyncio.sleep(3)
+            cleared.append(asyncio.get_running_loop().time())
+
+    async def story() -> float:
+        stage = asyncio.create_task(within(100, "init", work(), lambda: 0.0))
+        for _ in range(3):
+            await asyncio.sleep(1)
+            stage.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stage
+        return asyncio.get_running_loop().time()
+
+    assert run(story())[0] == 4
+    assert cleared == [4]
+
+
 def test_work_that_cancels_itself_is_a_fault_and_no_cancellation() -> None:
     async def odd() -> None:
         raise asyncio.CancelledError

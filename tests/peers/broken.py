@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
+
+from polar.protocols import ExecResult, Place
+from polar.requests import ExecInput
+from polar.runtimes.bubblewrap import Bubblewrap
 
 
 class Broken:
@@ -22,3 +28,41 @@ class Broken:
 
     async def setup(self, runtime: Any) -> None:
         raise KeyError("a bug of the harness's")
+
+
+class HangingStart(Bubblewrap):
+    """A sandbox that never comes up."""
+
+    async def start(self, place: Place) -> None:
+        await asyncio.Event().wait()
+
+
+class BadStop(Bubblewrap):
+    """A sandbox that goes, and then complains."""
+
+    async def stop(self) -> None:
+        await super().stop()
+        raise KeyError("a bug of the runtime's")
+
+
+class DroppedExec(Bubblewrap):
+    """In its first attempt an agent loses its connection as soon as it has written $SESSION_DIR/begun."""
+
+    async def start(self, place: Place) -> None:
+        self._attempt = place.attempt
+        await super().start(place)
+
+    async def run(self, step: ExecInput, *, timeout: float, log: Path | None = None) -> ExecResult:
+        running = asyncio.ensure_future(super().run(step, timeout=timeout, log=log))
+        if self._attempt > 1:
+            return await running
+        while not await self._begun():
+            await asyncio.sleep(0.02)
+        running.add_done_callback(lambda ended: ended.exception())
+        raise ConnectionResetError("the connection to the sandbox was reset")
+
+    async def _begun(self) -> bool:
+        try:
+            return bool(await self.read(f"{self.session_dir}/begun"))
+        except FileNotFoundError:
+            return False

@@ -14,6 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ HEARD: list[str] = []
 """named pipes that are told each answer before anything else happens"""
 
 
-def call(text: str) -> None:
+def call(text: str, messages: list[dict[str, Any]] = MESSAGES) -> None:
     """One completion; the conversation goes on from the last one. Prints the answer, or the error's status."""
-    MESSAGES.append({"role": "user", "content": text})
-    body = json.dumps({"model": "policy", "messages": MESSAGES}).encode()
+    messages.append({"role": "user", "content": text})
+    body = json.dumps({"model": "policy", "messages": messages}).encode()
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
     request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
     try:
@@ -34,11 +35,28 @@ def call(text: str) -> None:
     except urllib.error.HTTPError as error:
         print(f"HTTP {error.code}: {error.read().decode()}", flush=True)
         return
-    MESSAGES.append(message)
+    messages.append(message)
     for pipe in HEARD:
         with open(pipe, "w") as told:
             told.write(f"{message['content']}\n")
     print(f"model: {message['content']}", flush=True)
+
+
+def agents(raising: int) -> None:
+    """Four agents at once, each with a conversation of its own of two calls; number `raising` raises after its first,
+    and the harness after the others' end."""
+
+    def agent(number: int) -> None:
+        conversation: list[dict[str, Any]] = []
+        call(f"agent {number} begins", conversation)
+        if number == raising:
+            raise RuntimeError(f"agent {number} is lost")
+        call(f"agent {number} goes on", conversation)
+
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(agent, number) for number in range(1, 5)]
+    for each in running:
+        each.result()
 
 
 def forget(count: int) -> None:
@@ -105,6 +123,7 @@ def tell(path: str) -> None:
 
 
 VERBS = {
+    "agents": agents,
     "call": call,
     "daemon": daemon,
     "deaf": deaf,

@@ -54,8 +54,21 @@ async def within(seconds: float, stage: str, work: Coroutine[Any, Any, T], pause
 
 
 async def _cancel(task: asyncio.Task[Any], stage: str) -> None:
+    """Waits for the end of what the work still has to put in order, also when whoever waits is cancelled once more."""
     task.cancel()
-    await asyncio.wait({task}, timeout=_OBEY_SECONDS)
+    loop = asyncio.get_running_loop()
+    deadline, again = loop.time() + _OBEY_SECONDS, False
+    while not task.done() and loop.time() < deadline:
+        try:
+            await asyncio.wait({task}, timeout=deadline - loop.time())
+        except asyncio.CancelledError:
+            again = True
+    _tell(task, stage)
+    if again:
+        raise asyncio.CancelledError
+
+
+def _tell(task: asyncio.Task[Any], stage: str) -> None:
     if not task.done():
         log.error("does not end when it is cancelled", stage=stage)
     elif not task.cancelled() and (late := task.exception()) is not None:

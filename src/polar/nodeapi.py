@@ -135,6 +135,8 @@ class NodeResult(msgspec.Struct, kw_only=True):
     evaluation: EvaluationResult | None = None
     evaluator: str | None = None
     timing: SessionTiming = msgspec.field(default_factory=SessionTiming)
+    sampled_tokens: Whole = 0
+    """that the engine handed over in this attempt, whether or not something was built of them"""
     harness_log: str = ""
     """the last lines the harness printed"""
     log_sha256: str | None = None

@@ -14,13 +14,14 @@ from urllib.parse import quote, unquote
 
 import msgspec
 import structlog
+from zstandard import ZstdError
 
 from polar.codec import from_msgpack, to_msgpack
 from polar.errors import PolarError, ServerFault
 from polar.gateway.link import Refused, ServerLink
 from polar.nodeapi import NodeResult
 from polar.records import SessionStatus, Termination
-from polar.sessionlog import pack
+from polar.sessionlog import pack, read
 
 log = structlog.get_logger("polar.gateway")
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 15.0
@@ -137,10 +138,11 @@ class Outbox:
             log.warning("a file that is no attempt's", file=str(path))
             return
         result = _lost(unquote(session_id), int(attempt), node_id, epoch, problem)
-        packed = path.with_suffix(_PACKED)
+        plain, packed = path.with_suffix(_PLAIN), path.with_suffix(_PACKED)
         try:
-            if packed.exists() and not path.with_suffix(_PLAIN).exists():
+            if packed.exists() and not plain.exists():
                 result.log_sha256 = _sha256(packed)
+            result.sampled_tokens = _sampled(plain if plain.exists() else packed)
             self.put(result)
         except (PolarError, OSError) as error:  # the next start tries again; the server takes it as lost anyhow
             log.error("cannot report a lost attempt", file=str(path), why=str(error))
@@ -165,6 +167,15 @@ def _read(path: Path) -> NodeResult:
         return from_msgpack(path.read_bytes(), NodeResult)
     except msgspec.MsgspecError as error:
         raise ServerFault(f"{path} is not a result: {error}", name="outbox_unreadable") from error
+
+
+def _sampled(path: Path) -> int:
+    """Tokens in a log; 0 where it cannot be read."""
+    try:
+        return sum(len(call.ids) for call in read(path).calls)
+    except (PolarError, OSError, ZstdError) as error:
+        log.warning("the log of a lost attempt cannot be read", file=path.name, why=str(error))
+        return 0
 
 
 def _sha256(path: Path) -> str:

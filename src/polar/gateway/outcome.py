@@ -32,7 +32,9 @@ class Outcome(msgspec.Struct, kw_only=True):
     def unwanted(self) -> bool:
         return self.lost or self.stopped is not None
 
-    def result(self, *, session_id: str, attempt: int, node_id: str, epoch: int, evaluator: str | None) -> NodeResult:
+    def result(
+        self, *, session_id: str, attempt: int, node_id: str, epoch: int, evaluator: str | None, sampled: int
+    ) -> NodeResult:
         termination = self._named()
         ending = TABLE[termination]
         built = self.built if ending.builds else None
@@ -54,6 +56,7 @@ class Outcome(msgspec.Struct, kw_only=True):
             evaluation=self.evaluation if built else None,
             evaluator=evaluator,
             timing=self.timing,
+            sampled_tokens=sampled,
             harness_log=(self.exit.output + self.exit.errors)[-_LOG_TAIL:],
         )
 

@@ -134,6 +134,7 @@ class Session:
             node_id=self.node.node_id,
             epoch=self.node.epoch,
             evaluator=self.task.evaluator.strategy if self.task.evaluator else None,
+            sampled=self._record.sampled,
         )
 
     async def _stages(self) -> None:

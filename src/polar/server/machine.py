@@ -251,8 +251,8 @@ class Machine:
 
     def _end_attempt(self, attempt: Attempt, state: AttemptState, result: NodeResult) -> None:
         attempt.fault, attempt.log_sha256 = result.fault, result.log_sha256
-        if result.tokens is not None:
-            attempt.sampled_tokens = result.tokens.sampled
+        built = result.tokens.sampled if result.tokens is not None else 0
+        attempt.sampled_tokens = max(attempt.sampled_tokens, result.sampled_tokens, built)
         self._move(attempt, state)
 
     def _accept(self, session: Session, attempt: Attempt, result: NodeResult, now: float) -> None:

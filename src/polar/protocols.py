@@ -10,7 +10,15 @@ from typing import Any, Literal, Protocol
 import msgspec
 import numpy as np
 
-from polar.records import BuildResult, EvaluationResult, SessionStatus, Termination, Trajectory
+from polar.records import (
+    BuildResult,
+    EvaluationResult,
+    LogprobMode,
+    SessionStatus,
+    Termination,
+    Trajectory,
+    VersionSpan,
+)
 from polar.requests import ExecInput, TaskRequest
 from polar.sessionlog import SessionLog
 
@@ -129,9 +137,13 @@ class EngineCall(msgspec.Struct, kw_only=True):
     stream: bool = True
     """False: whoever asks wants the answer whole, and the engine may spare the pieces"""
     prompt_ids: np.ndarray | None = None
+    grammar: dict[str, Any] | None = None
+    """with prompt_ids: the form that the answer must have, as a format of structural tags"""
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
+    json_schema: dict[str, Any] | None = None
+    """with messages: what the answer's text must be"""
     sampling: Mapping[str, Any]
     """temperature, top_p, top_k, min_p, max_tokens, stop, stop_token_ids, seed"""
 
@@ -144,6 +156,8 @@ class Piece(msgspec.Struct, kw_only=True):
     logprobs: np.ndarray | None = None
     text: str = ""
     version: str | None = None
+    versions: list[VersionSpan] = []
+    """from engines that tell only at the end: the policy versions over all ids of this answer, on its last piece"""
     prompt_ids: np.ndarray | None = None
     """from engines that render themselves, on one piece: the prompt they used"""
     finish_reason: str | None = None
@@ -164,19 +178,32 @@ class EngineFacts(msgspec.Struct, kw_only=True):
     model: str | None = None
     tokenizer_path: str | None = None
     context_length: int | None = None
+    route: str | None = None
+    """what is used of it"""
     returns_ids: bool = False
-    logprob_mode: str | None = None
+    returns_logprobs: bool = False
+    """one a sampled token"""
+    logprob_mode: LogprobMode | None = None
+    grammars: bool | None = None
+    """whether it can be held to JSON schemas and tool calls"""
     problem: str | None = None
 
 
 class Engine(Protocol):
+    """Made as Class(base_url, patience_seconds): how long it may hand nothing to anybody while calls wait.
+
+    `takes_ids` and `grammars` (it can be held to a form) stand from the first probe on.
+    """
+
     kind: str
     takes_ids: bool
+    grammars: bool
     base_url: str
 
     def generate(self, call: EngineCall) -> AsyncIterator[Piece]:
-        """Raises EngineFault (engine_down, engine_error, engine_timeout, engine_lies) or PolicyFault `context` when
-        the engine says that the prompt does not fit. Cancelling the iteration aborts the call at the engine."""
+        """Raises EngineFault (engine_down, engine_error, engine_timeout, engine_lies), PolicyFault `context` when the
+        engine says that the prompt does not fit, or HarnessFault `engine_refused` when it refuses a setting or schema
+        of the call. Cancelling the iteration aborts the call at the engine."""
         ...
 
     async def probe(self) -> EngineFacts:
@@ -230,6 +257,11 @@ class Rendering(Protocol):
 
     def reader(self, tools: list[dict[str, Any]] | None, stops: Sequence[str]) -> AnswerReader:
         """`stops` are the stop strings of the call: their text is held back as well."""
+        ...
+
+    def grammar(self, schema: dict[str, Any] | None, tools: list[dict[str, Any]] | None) -> dict[str, Any] | None:
+        """The form of an answer that is JSON of `schema`, or a call of one of the `tools` (either, where both are
+        given), as a format of structural tags. None where calls in this format cannot be held to a form."""
         ...
 
     def decode(self, ids: np.ndarray) -> str: ...

@@ -78,8 +78,22 @@ class Exclusion(StrEnum):
     """the call was cut off: end of the session, client gone, engine lost half-way"""
     OVER_LIMIT = "over_limit"
     """sampled after a limit of the session had been reached"""
+    CONSTRAINED = "constrained"
+    """sampled under a grammar (structured output, a forced tool call), a penalty or a bias: the logprobs are of a
+    distribution that a trainer cannot compute again"""
     UNKNOWN_CONTEXT = "unknown_context"
     """the engine gave ids of its answer, but never said which prompt ids it had"""
+
+
+class LogprobMode(StrEnum):
+    """Of which distribution an engine's logprobs are."""
+
+    SAMPLING_TEMPERATURE = "sampling_temperature"
+    """at the call's temperature, before top_p, top_k and min_p: what a trainer computes"""
+    PROCESSED = "processed"
+    """as it was sampled from: behind top_p, top_k and min_p as well"""
+    RAW = "raw"
+    """at temperature 1, whatever the call's"""
 
 
 class Drop(StrEnum):
@@ -193,6 +207,12 @@ class CallCounts(msgspec.Struct, kw_only=True, frozen=True):
     twice; at most, since the first of what is new may be among them"""
     missing_logprobs: Whole = 0
     """completions with a sampled token that has no usable logprob"""
+    without_ids: Whole = 0
+    """completions of which the engine gave no token ids: recorded, and nothing of them to train"""
+    reported_prompt_tokens: Whole = 0
+    """of these, as the engine counts"""
+    reported_completion_tokens: Whole = 0
+    """of these, as the engine counts"""
 
 
 class BuildResult(msgspec.Struct, kw_only=True):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
@@ -53,6 +54,10 @@ class TrueCall:
     finish: str | None = None
     answer: Message | None = None
     over_limit: bool = False
+    constrained: bool = False
+    temperature: float = 1.0
+    top_k: int = -1
+    mode: str | None = None
     delivered: bool = False
     joined: int = 0
 
@@ -114,6 +119,7 @@ class _Drawing:
             before = None
         messages, opened = self._messages(number, before)
         true = TrueCall(number, prompt, messages, self._tools(opened), opened.auxiliary)
+        _fold_into(true, [opened])
         self.known.append(true)
         self.records.append(opened)
         tail: list[Record] = self._chunks(number)
@@ -197,6 +203,8 @@ class _Drawing:
             body=b"",
             model="policy",
             auxiliary=c.of(6) == 5,
+            constrained=number % 7 == 6,
+            sampling={"temperature": (1.0, 1.0, 0.7, 0.0)[number % 4], "top_k": (-1, -1, 2)[number % 3]},
             messages_base=base,
             messages_keep=keep,
             messages=messages[keep:],
@@ -232,7 +240,10 @@ class _Drawing:
             reason = c.one("stop", "tool_calls", "stop", "length", "stop", "stop", "tool_calls", "abort", "error")
             answer = {"role": "assistant", "content": f"answer {number}"} if c.of(8) != 7 else None
             over = c.of(12) == 11
-            records.append(Finished(call=number, at=1.0, finish_reason=reason, message=answer, over_limit=over))
+            usage = {"prompt_tokens": 3, "completion_tokens": 2}
+            records.append(
+                Finished(call=number, at=1.0, finish_reason=reason, message=answer, over_limit=over, usage=usage)
+            )
         records += [Joined(call=number, at=1.0)] * (c.of(12) == 11)
         records += [Delivered(call=number, at=1.0)] * (c.of(5) != 4)
         return records
@@ -242,6 +253,9 @@ def _fold_into(call: TrueCall, records: list[Record]) -> None:
     """Adds what the records say to the call, token by token."""
     for record in records:
         match record:
+            case Opened():
+                call.constrained = record.constrained
+                call.temperature, call.top_k = record.sampling["temperature"], record.sampling["top_k"]
             case Chunk():
                 ids = record.ids.tolist()
                 call.sampled += ids
@@ -259,16 +273,18 @@ def _fold_into(call: TrueCall, records: list[Record]) -> None:
 
 @dataclass
 class RandomSession:
-    """Records to be written, what was intended of each call's prompt and messages, and how many bytes to tear off."""
+    """Records to be written, what was intended of each call's prompt and messages, how many bytes to tear off, and of
+    which distribution the engine says its logprobs are."""
 
     records: list[Record]
     intended: list[TrueCall]
     torn: int
+    mode: str | None
 
     def write(self, folder: Path) -> tuple[SessionLog, TrueSession]:
         """The log read back from a real file, and the truth about what survived of it."""
         path = folder / "random.log"
-        writer = LogWriter(path, header())
+        writer = LogWriter(path, msgspec.structs.replace(header(), logprob_mode=self.mode))
         start = path.stat().st_size
         ends = []
         for record in self.records:
@@ -294,6 +310,7 @@ class RandomSession:
             call = TrueCall(
                 opened.call, meant.prompt if prompted else None, meant.messages, meant.tools, meant.auxiliary
             )
+            call.mode = self.mode
             if prompted:
                 call.base, call.expected = meant.base, meant.expected
                 call.source, call.why = meant.source, meant.why
@@ -310,7 +327,8 @@ def draw_session(data: bytes) -> RandomSession:
         drawing.call()
         if choices.of(16) == 15:
             drawing.records.append(Refused(at=1.0, dialect="openai_chat", reason="limit", detail=""))
-    return RandomSession(drawing.finish(), drawing.known, torn)
+    mode = choices.one("sampling_temperature", "sampling_temperature", "raw", "processed", None)
+    return RandomSession(drawing.finish(), drawing.known, torn, mode)
 
 
 random_sessions = st.binary(min_size=160, max_size=600).map(draw_session)

@@ -13,6 +13,10 @@ def starts_with(longer: list[int], shorter: list[int]) -> bool:
 
 
 def usable(call: TrueCall) -> bool:
+    if call.mode == "raw" and call.temperature not in (0, 1):
+        return False
+    if call.mode == "processed" and call.top_k > 0:
+        return False
     return call.aligned and all(math.isfinite(value) and value > -9999.0 for value in call.logprobs)
 
 
@@ -44,6 +48,7 @@ def _exclusion(call: TrueCall, continued: bool, include_auxiliary: bool) -> str 
         "over_limit": call.over_limit,
         "auxiliary_call": call.auxiliary and not include_auxiliary,
         "aborted": call.finish in (None, "abort", "error") and not continued,
+        "constrained": call.constrained,
         "unknown_context": call.prompt is None,
         "undelivered": not call.delivered and not continued,
     }
@@ -80,7 +85,14 @@ def counts(session: TrueSession) -> dict[str, int]:
         "prompt_tokens": sum(len(call.prompt or []) for call in answered),
         "prefilled_again": sum(_other_than(call.prompt, session.call(call.expected).sequence) for call in forks),
         "missing_logprobs": sum(bool(call.sampled) and not usable(call) for call in answered),
+        "without_ids": sum(_without_ids(call) for call in answered),
+        "reported_prompt_tokens": 3 * sum(_without_ids(call) for call in answered),
+        "reported_completion_tokens": 2 * sum(_without_ids(call) for call in answered),
     }
+
+
+def _without_ids(call: TrueCall) -> bool:
+    return call.prompt is None and not call.sampled
 
 
 def _forks(session: TrueSession, call: TrueCall) -> bool:

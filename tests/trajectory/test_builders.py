@@ -231,7 +231,8 @@ def test_an_engine_without_ids_gives_no_traces_but_is_counted(tmp_path: Path) ->
     writer.append(Finished(call=3, at=1.0, finish_reason="error", fault="engine_down"))
     for strategy in BUILDERS:
         result = load_builder(StrategySpec(strategy=strategy)).build(read(writer.path))
-        assert result == BuildResult(traces=[], tokens=TokenLedger(), calls=CallCounts(completions=2))
+        counts = CallCounts(completions=2, without_ids=2)
+        assert result == BuildResult(traces=[], tokens=TokenLedger(), calls=counts)
 
 
 def test_an_answer_whose_prompt_the_engine_never_told_is_excluded_by_name(tmp_path: Path) -> None:

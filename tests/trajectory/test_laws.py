@@ -137,5 +137,5 @@ def test_random_sessions_show_every_kind_of_trouble(folder: Path) -> None:
         seen["siblings"] += len({str(call.prompt) for call in truth.calls}) < len(truth.calls)
     kinds = ["continued", "rendered", "forks", "drift", "joined", "refused", "missing_logprobs", "merged", "torn"]
     kinds += ["no logprobs", "versions", "empty answer", "siblings", "auxiliary_call", "undelivered", "aborted"]
-    kinds += ["over_limit", "unknown_context"]
+    kinds += ["over_limit", "unknown_context", "constrained"]
     assert {kind: seen[kind] for kind in kinds if seen[kind] < 12} == {}

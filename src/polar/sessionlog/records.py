@@ -1,7 +1,7 @@
 """The kinds of record in a session log. One file an attempt; every other view of an attempt is a function of it.
 
 A prompt is stored as what it adds: the first `keep` ids of call `base`'s whole sequence (its prompt + its sampled ids),
-then `ids`. Messages are stored the same way. So a log is linear in the tokens of its session.
+then `ids`. Messages and bodies are stored the same way. So a log is linear in the tokens of its session.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from polar.records import IDS, LOGPROBS
+from polar.records import IDS, LOGPROBS, LogprobMode
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+READABLE = (1, 2)
+"""version 1 has every body whole"""
 
 
 class Header(msgspec.Struct, kw_only=True, tag="header"):
@@ -28,23 +30,30 @@ class Header(msgspec.Struct, kw_only=True, tag="header"):
     tokenizer: str | None = None
     tokenizer_sha256: str | None = None
     sampling: dict[str, Any] = {}
-    logprob_mode: str = "sampling_temperature"
+    logprob_mode: str | None = LogprobMode.SAMPLING_TEMPERATURE.value
+    """a LogprobMode; None: not known"""
     reasoning: str = "keep"
     created_at: float
 
 
 class Opened(msgspec.Struct, kw_only=True, tag="opened"):
-    """Precedes the engine call. `body` is the harness's own request, zstd-compressed, byte for byte."""
+    """Precedes the engine call. The harness's own request, byte for byte, is `body_keep` bytes of the body of call
+    `body_base`, `body` (zstd), and the last `body_tail` bytes of that body."""
 
     call: int
     at: float
     dialect: str
     body: bytes
+    body_base: int | None = None
+    body_keep: int = 0
+    body_tail: int = 0
     model: str
     stream: bool = False
     auxiliary: bool = False
     sampling: dict[str, Any] = {}
     """the values used, after the task's override"""
+    constrained: bool = False
+    """sampled from another distribution than the model's own: see Exclusion.CONSTRAINED"""
     messages_base: int | None = None
     messages_keep: int = 0
     messages: list[dict[str, Any]] = []

@@ -23,7 +23,7 @@ def assemble(log: SessionLog, calls: list[Call], sequence: np.ndarray) -> Trace:
         prompt_ids=sequence[:start],
         response_ids=response_ids,
         loss_mask=_mask(len(response_ids), turns),
-        response_logprobs=_logprobs(len(response_ids), calls, turns),
+        response_logprobs=_logprobs(log, len(response_ids), calls, turns),
         weight_versions=_versions(calls, turns),
         prompt_messages=asked,
         response_messages=followed,
@@ -40,8 +40,8 @@ def _mask(length: int, turns: list[list[int]]) -> np.ndarray:
     return mask
 
 
-def _logprobs(length: int, calls: list[Call], turns: list[list[int]]) -> np.ndarray | None:
-    if not all(usable_logprobs(call) for call in calls):
+def _logprobs(log: SessionLog, length: int, calls: list[Call], turns: list[list[int]]) -> np.ndarray | None:
+    if not all(usable_logprobs(log.header, call) for call in calls):
         return None
     logprobs = np.zeros(length, LOGPROBS)
     for call, (start, end, _) in zip(calls, turns, strict=True):

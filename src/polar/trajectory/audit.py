@@ -28,7 +28,7 @@ def audit(log: SessionLog, result: BuildResult) -> None:
             if call.number in trained:
                 _fault(where, f"call {call.number} is trainable twice")
             trained.add(call.number)
-        _check_alignment(trace, turns, where)
+        _check_alignment(log, trace, turns, where)
         _check_context(log, trace, turns, true_prompts, where)
     _check_ledger(log, result, trained)
 
@@ -51,11 +51,11 @@ def _turns(log: SessionLog, trace: Trace, where: str) -> list[_Turn]:
     return turns
 
 
-def _check_alignment(trace: Trace, turns: list[_Turn], where: str) -> None:
+def _check_alignment(log: SessionLog, trace: Trace, turns: list[_Turn], where: str) -> None:
     mask = np.zeros(len(trace.response_ids), MASK)
     logprobs = np.zeros(len(trace.response_ids), LOGPROBS)
     versions: list[tuple[Any, ...]] = []
-    usable = all(usable_logprobs(call) for _, _, call in turns)
+    usable = all(usable_logprobs(log.header, call) for _, _, call in turns)
     for start, end, call in turns:
         if not np.array_equal(trace.response_ids[start:end], call.ids):
             _fault(where, f"the turn of call {call.number} is not what was sampled")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
-from polar.records import Exclusion
-from polar.sessionlog import Call
+from polar.records import Exclusion, LogprobMode
+from polar.sessionlog import Call, Header
 
 NO_LOGPROB = -9999.0
 """what engines put where they have none; everything at or below it counts as missing"""
@@ -18,15 +21,32 @@ def answered(call: Call) -> bool:
     return finished or len(call.ids) > 0
 
 
-def usable_logprobs(call: Call) -> bool:
+def without_ids(call: Call) -> bool:
+    """Whether the engine told neither what it was given nor what it sampled."""
+    return call.prompt is None and not len(call.ids)
+
+
+def usable_logprobs(header: Header, call: Call) -> bool:
     """Whether every sampled token has a logprob that may be trained on."""
     values = call.logprobs
-    return values is not None and bool(np.all(np.isfinite(values) & (values > NO_LOGPROB)))
+    known = values is not None and bool(np.all(np.isfinite(values) & (values > NO_LOGPROB)))
+    return known and _of_the_trained_distribution(header.logprob_mode, call.opened.sampling)
+
+
+def _of_the_trained_distribution(mode: str | None, sampling: Mapping[str, Any]) -> bool:
+    """Whether a trainer, which knows the temperature alone, computes the same (case 18). At 0 every token is certain,
+    and engines tell the logprob at 1."""
+    if mode == LogprobMode.RAW:
+        return sampling.get("temperature", 1.0) in (0, 1)
+    if mode == LogprobMode.PROCESSED:
+        return sampling.get("top_p", 1) == 1 and sampling.get("top_k", -1) <= 0 and not sampling.get("min_p")
+    return True
 
 
 def exclusion(call: Call, *, continued: bool, include_auxiliary: bool = False) -> Exclusion | None:
     """Why the call's sampled tokens may not be trained. `continued`: a later call's prompt goes on from its answer, so
-    the harness had it. The first that holds: over limit > auxiliary > aborted > unknown context > undelivered."""
+    the harness had it. The first that holds: over limit > auxiliary > aborted > constrained > unknown context >
+    undelivered."""
     finished = call.finished
     if finished is not None and finished.over_limit:
         return Exclusion.OVER_LIMIT
@@ -34,6 +54,8 @@ def exclusion(call: Call, *, continued: bool, include_auxiliary: bool = False) -
         return Exclusion.AUXILIARY_CALL
     if not continued and (finished is None or finished.finish_reason in _CUT_OFF):
         return Exclusion.ABORTED
+    if call.opened.constrained:
+        return Exclusion.CONSTRAINED
     if call.prompt is None:
         return Exclusion.UNKNOWN_CONTEXT
     if not continued and not call.delivered:

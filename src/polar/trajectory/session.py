@@ -12,7 +12,7 @@ import numpy as np
 from polar.records import BuildResult, CallCounts, Exclusion, TokenLedger, Trace
 from polar.sessionlog import Call, SessionLog
 from polar.trajectory.audit import audit
-from polar.trajectory.calls import answered, exclusion, usable_logprobs
+from polar.trajectory.calls import answered, exclusion, usable_logprobs, without_ids
 from polar.trajectory.sequences import Sequences
 
 
@@ -50,7 +50,7 @@ class Session:
                 chain = []
                 chains.append(chain)
             chain.append(call)
-            if unbroken or usable_logprobs(call):
+            if unbroken or usable_logprobs(self.log.header, call):
                 growing[call.number] = chain
         return chains
 
@@ -82,6 +82,7 @@ class Session:
         sources = Counter(prompt.source for prompt in prompts.values())
         whys = Counter(prompt.why for prompt in prompts.values())
         lost = {call.number: count for call in completions if (count := self._lost(call)) is not None}
+        reported = [call.finished.usage for call in completions if call.finished and without_ids(call)]
         forks = Counter(prompts[number].source for number in lost)
         return CallCounts(
             completions=len(completions),
@@ -95,7 +96,12 @@ class Session:
             refused=len(self.log.refusals),
             prompt_tokens=sum(call.prompt_length for call in completions),
             prefilled_again=sum(lost.values()),
-            missing_logprobs=sum(len(call.ids) > 0 and not usable_logprobs(call) for call in completions),
+            missing_logprobs=sum(
+                len(call.ids) > 0 and not usable_logprobs(self.log.header, call) for call in completions
+            ),
+            without_ids=len(reported),
+            reported_prompt_tokens=sum(usage.get("prompt_tokens", 0) for usage in reported),
+            reported_completion_tokens=sum(usage.get("completion_tokens", 0) for usage in reported),
         )
 
     def _lost(self, call: Call) -> int | None:

@@ -62,6 +62,8 @@ class Tasks:
         waiting = self._waiting.get(result.task_id)
         if waiting is not None and not waiting.done():
             waiting.set_result(result)
+        else:
+            log.info("a callback of the task %s, which nobody waits for", result.task_id)
 
     async def poll_for_ever(self) -> None:
         """The safety net behind callbacks."""

@@ -12,15 +12,18 @@ from polar.nodeapi import NodeResult
 from polar.records import CallCounts, EvaluationResult, SessionResult, Termination, TokenLedger, Trajectory
 
 
-def session_result(result: NodeResult, task_id: str, session_index: int) -> SessionResult:
-    """metadata: session_index, attempt, termination, and exit_code, fault, harness_log where there are some;
-    run_termination where RUN ended with another name than the session."""
+def session_result(
+    result: NodeResult, task_id: str, session_index: int, group_size: int | None = None
+) -> SessionResult:
+    """metadata: session_index, group_size (sessions of the task), attempt, termination, and exit_code, fault,
+    harness_log where there are some; run_termination where RUN ended with another name than the session."""
     metadata: dict[str, Any] = {
         "session_index": session_index,
         "attempt": result.attempt,
         "termination": _termination(result),
     }
     optional = {
+        "group_size": group_size,
         "exit_code": result.exit_code,
         "fault": result.fault,
         "harness_log": result.harness_log or None,

@@ -106,4 +106,5 @@ def _same_ids(one: Trace, other: Trace) -> bool:
 
 
 def _public(result: NodeResult, stored: SessionResult) -> SessionResult:
-    return session_result(result, stored.task_id, stored.metadata.get("session_index", 0))
+    known = stored.metadata
+    return session_result(result, stored.task_id, known.get("session_index", 0), known.get("group_size"))

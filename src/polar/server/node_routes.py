@@ -146,7 +146,8 @@ def _keep(core: Core, task: Task, session: Session, ended: NodeResult) -> int:
     if tokens is not None:
         others = sum(row.sampled_tokens for row in session.attempts if row.number != ended.attempt)
         tokens = msgspec.structs.replace(tokens, attempt_discarded=others)
-    public = session_result(msgspec.structs.replace(ended, tokens=tokens), task.task_id, session.index)
+    whole = msgspec.structs.replace(ended, tokens=tokens)
+    public = session_result(whole, task.task_id, session.index, task.num_samples)
     core.files.write_result(public, ended.attempt)
     return core.files.size(task.task_id, session.session_id, ended.attempt)
 

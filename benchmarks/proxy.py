@@ -58,7 +58,7 @@ class Measured:
 
 @contextlib.contextmanager
 def running(command: list[str], core: int, url: str | None = None, **environment: str) -> Iterator[Measured]:
-    """The process of a command; its URL is the first line that it prints, unless it is given."""
+    """The process of a command; its URL is a line that it prints, unless it is given."""
     process = subprocess.Popen(
         ["taskset", "-c", str(core), *command],
         stdout=subprocess.PIPE if url is None else subprocess.DEVNULL,
@@ -67,7 +67,7 @@ def running(command: list[str], core: int, url: str | None = None, **environment
         env=os.environ | environment,
     )
     try:
-        yield Measured(process, url or _first_line(process))
+        yield Measured(process, url or _url(process))
     finally:
         process.terminate()
         process.wait(30)
@@ -78,11 +78,12 @@ def peer(role: str, tokenizer: Path, core: int, **options: Any) -> contextlib.Ab
     return running([sys.executable, str(PEERS), role, "--tokenizer", str(tokenizer), *flags], core)
 
 
-def _first_line(process: subprocess.Popen[str]) -> str:
+def _url(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
-    line = process.stdout.readline().strip()
-    assert line, "the process ended before it said its URL"
-    return line
+    for line in process.stdout:
+        if line.startswith("http://"):
+            return line.strip()
+    raise AssertionError("the process ended before it said its URL")
 
 
 def _family(pid: int) -> list[int]:

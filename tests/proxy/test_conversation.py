@@ -52,7 +52,8 @@ class House:
     def call(self, messages: list[dict[str, Any]], answer: dict[str, Any], tools: Any = None) -> Any:
         self.calls += 1
         place = self.conversation.place(messages, tools)
-        plan = self.conversation.plan(place, messages, tools)
+        plan = self.conversation.continued(place, messages, tools)
+        plan = plan or self.conversation.rendered(place, messages, tools)
         self.conversation.opened(self.calls, place)
         prompt = self.conversation.prompt(self.calls, place, plan)
         self.conversation.sampled(self.calls, self.sampled)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections.abc import Callable
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import structlog
-import zstandard
 
 from polar.errors import EngineFault, PolarError, ServerFault, TaskFault
 from polar.protocols import AnswerReader, Delta, EngineCall, Piece
@@ -23,23 +23,31 @@ from polar.proxy.conversation import Place, Plan
 from polar.proxy.sampling import effective
 from polar.proxy.transcript import Transcript
 from polar.records import IDS
-from polar.sessionlog import Opened
+from polar.sessionlog import Body, Opened
 
 if TYPE_CHECKING:
     from polar.proxy.session import Session
 
+T = TypeVar("T")
 log = structlog.get_logger("polar.proxy")
 HEAVY_BYTES = 256 * 1024
 """work on a body above this goes to a thread"""
+_LONG = 4096
+"""characters; encoding more (some milliseconds) goes to a thread"""
 _TRIES = 4
 """with a back-off of 1, 4 and 16 times the proxy's: an engine has some 20 s to come back"""
 _ENDLESS_ABORTS = 50
 
 
+async def aside(heavy: bool, function: Callable[..., T], *arguments: Any) -> T:
+    """Calls it: in a thread if it is heavy, so that the loop goes on."""
+    return await asyncio.to_thread(function, *arguments) if heavy else function(*arguments)
+
+
 class Call:
     """`deltas` grow while it is sampled; then `answer` or `failure` is set, and it is `over`."""
 
-    def __init__(self, session: Session, dialect: str, raw: bytes, ask: Ask) -> None:
+    def __init__(self, session: Session, dialect: str, body: Body, ask: Ask) -> None:
         self.deltas: list[Delta] = []
         self.answer: Answer | None = None
         self.failure: Refusal | None = None
@@ -56,7 +64,7 @@ class Call:
         self._session = session
         self._dialect = dialect
         self._ask = ask
-        self._raw = raw
+        self._body: Body | None = body
         self._transcript = Transcript(session.log, session.conversation)
         self._news = asyncio.Event()
         self._sampling: dict[str, Any] = {}
@@ -92,8 +100,8 @@ class Call:
 
     async def run(self) -> None:
         try:
-            place, plan, body = await self._prepare()
-            self._open(place, plan, body)
+            place, plan = await self._prepare()
+            self._open(place, plan)
             last = await self._sample(place)
             self._finish(place, last)
         except Refusal as refusal:
@@ -117,27 +125,34 @@ class Call:
             self._fail(Refusal("engine", "the call was cut off"))
         if self.answer is None:
             self._ask.messages, self._ask.tools = [], None
-        self._raw = b""
-        self._prompt_ids = self._reader = None
+        self._body = self._prompt_ids = self._reader = None
 
     # Before the engine
 
-    async def _prepare(self) -> tuple[Place, Plan | None, bytes]:
+    async def _prepare(self) -> tuple[Place, Plan | None]:
         conversation, ask = self._session.conversation, self._ask
-        body = await self._work(zstandard.ZstdCompressor(level=1).compress, self._raw)
-        place = await self._work(conversation.place, ask.messages, ask.tools)
+        assert self._body is not None, "the task has not ended"
+        place = await aside(len(self._body.raw) > HEAVY_BYTES, conversation.place, ask.messages, ask.tools)
         if not self._session.engine.takes_ids:
-            return place, None, body
+            return place, None
         try:
-            plan = await self._work(conversation.plan, place, ask.messages, ask.tools)
+            plan = await self._plan(place)
         except TaskFault as fault:
             raise Refusal("bad_request", fault.message) from fault
         length, context = len(plan.ids), self._session.context_length
         if context is not None and length >= context:
             raise Refusal("context", f"prompt is too long: {length} tokens > {context} maximum context length")
-        return place, plan, body
+        return place, plan
 
-    def _open(self, place: Place, plan: Plan | None, body: bytes) -> None:
+    async def _plan(self, place: Place) -> Plan:
+        conversation, ask = self._session.conversation, self._ask
+        new = ask.messages[place.expected_count :]
+        plan: Plan | None = await aside(_long(new), conversation.continued, place, ask.messages, ask.tools)
+        if plan is None:
+            plan = await aside(_long(ask.messages), conversation.rendered, place, ask.messages, ask.tools)
+        return plan
+
+    def _open(self, place: Place, plan: Plan | None) -> None:
         session, ask = self._session, self._ask
         attempt, rendering, number = session.attempt, session.rendering, session.log.calls + 1
         self._sampling = effective(
@@ -148,11 +163,12 @@ class Call:
             stop_ids=rendering.stop_ids if rendering is not None else (),
         )
         tools_from = session.conversation.tools_from(place)
+        assert self._body is not None, "the task has not ended"
         opened = Opened(
             call=number,
             at=time.time(),
             dialect=self._dialect,
-            body=body,
+            **session.bodies.stored(number, self._body, place.base),
             model=ask.model,
             stream=ask.stream,
             auxiliary=self.auxiliary,
@@ -175,11 +191,6 @@ class Call:
         self._transcript.prompt(place, plan)
         self._prompt_ids = plan.ids
         self.opening.prompt_tokens = len(plan.ids)
-
-    async def _work(self, function: Any, *arguments: Any) -> Any:
-        if len(self._raw) > HEAVY_BYTES:
-            return await asyncio.to_thread(function, *arguments)
-        return function(*arguments)
 
     # The engine
 
@@ -307,6 +318,10 @@ class Call:
     def _notify(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
+
+
+def _long(messages: list[Message]) -> bool:
+    return sum(len(message["content"]) for message in messages) > _LONG
 
 
 def _before_stop(content: str, stops: list[str]) -> str:

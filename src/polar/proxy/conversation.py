@@ -89,19 +89,23 @@ class Conversation:
             place.expected = max(repeated, key=lambda number: self._likeness(number, ids))
         return place
 
-    def plan(self, place: Place, messages: list[Message], tools: Tools) -> Plan:
-        """Only for engines that take ids. Raises TaskFault `template`. May run in a thread."""
+    def continued(self, place: Place, messages: list[Message], tools: Tools) -> Plan | None:
+        """A prompt that goes on from the ids of an earlier call; None where it has to be rendered. May run in a
+        thread."""
+        assert self._rendering is not None, "an engine that takes ids has a rendering"
+        if place.expected is None or self._reason_to_render(place, messages):
+            return None
+        new = _named(messages[place.expected_count :], messages)
+        sequence, sampled = self.sequence(place.expected), len(self._known[place.expected].sampled)
+        added = self._rendering.bridge(sequence, new, tools, sampled=sampled)
+        return None if added is None else Plan(ids=np.concatenate([sequence, added]), source="continued")
+
+    def rendered(self, place: Place, messages: list[Message], tools: Tools) -> Plan:
+        """A prompt for messages that `continued` has none for. Raises TaskFault `template`. May run in a thread."""
         assert self._rendering is not None, "an engine that takes ids has a rendering"
         why = None
         if place.expected is not None:
-            new = _named(messages[place.expected_count :], messages)
-            why = self._reason_to_render(place.expected, new)
-            if why is None:
-                sequence, sampled = self.sequence(place.expected), len(self._known[place.expected].sampled)
-                added = self._rendering.bridge(sequence, new, tools, sampled=sampled)
-                if added is not None:
-                    return Plan(ids=np.concatenate([sequence, added]), source="continued")
-                why = "no_bridge"
+            why = self._reason_to_render(place, messages) or "no_bridge"
         return Plan(ids=self._rendering.render(_named(messages, messages), tools), source="rendered", why=why)
 
     def opened(self, number: int, place: Place) -> None:
@@ -173,9 +177,10 @@ class Conversation:
         given = _plain(message.get("reasoning_content"))
         return [number for number in answers if not given or self._known[number].reasoning == given]
 
-    def _reason_to_render(self, expected: int, new: list[Message]) -> str | None:
-        if self._policy == "keep" or not self._known[expected].reasoned:
+    def _reason_to_render(self, place: Place, messages: list[Message]) -> str | None:
+        if self._policy == "keep" or place.expected is None or not self._known[place.expected].reasoned:
             return None
+        new = messages[place.expected_count :]
         in_cycle = self._policy == "tool_cycle" and all(message["role"] == "tool" for message in new)
         return None if in_cycle else "reasoning"
 

@@ -37,22 +37,23 @@ class Gate:
         return self._paused_before + now
 
     async def run(self, step: Coroutine[Any, Any, T]) -> T | None:
-        """Waits while paused, then runs `step`; None when a pause cut it short. Cancelling cancels the step."""
+        """Waits while paused, then runs `step`; None when a pause cut it short."""
         try:
             await self._open.wait()
         except asyncio.CancelledError:
             step.close()
             raise
-        task = asyncio.ensure_future(step)
+        task = asyncio.current_task()
+        assert task is not None
         self._running.add(task)
         self._idle.clear()
         try:
-            await asyncio.wait({task})
-            return None if task.cancelled() and task in self._cut else task.result()
+            return await step
+        except asyncio.CancelledError:
+            if task in self._cut and not task.uncancel():
+                return None
+            raise
         finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
             self._running.discard(task)
             self._cut.discard(task)
             if not self._running:
@@ -68,9 +69,9 @@ class Gate:
             self._end.cancel()
         self._end = asyncio.get_running_loop().call_later(timeout_seconds, self.resume)
         if mode == "abort":
-            self._cut |= self._running
-            for task in self._running:
+            for task in self._running - self._cut:
                 task.cancel()
+            self._cut |= self._running
         ends = [asyncio.ensure_future(self._idle.wait()), asyncio.ensure_future(self._open.wait())]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

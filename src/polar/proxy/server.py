@@ -16,10 +16,11 @@ import msgspec
 from aiohttp import web
 
 from polar.errors import PolarError
-from polar.proxy.call import HEAVY_BYTES, Call
+from polar.proxy.call import HEAVY_BYTES, Call, aside
 from polar.proxy.canonical import Ask, Dialect, Refusal
 from polar.proxy.dialects import Route, route_of
 from polar.proxy.session import Session
+from polar.sessionlog import Body
 
 BODY_BYTES = 256 << 20
 _PATIENCE = 60.0
@@ -64,11 +65,12 @@ class _Routes:
     async def _posted(self, request: web.Request, route: Route, path: str, session: Session) -> web.StreamResponse:
         raw, dialect = await request.read(), route.dialect
         try:
-            ask = await _parse(dialect, raw, path)
+            heavy = len(raw) > HEAVY_BYTES
+            ask = await aside(heavy, _read, dialect, raw, path)
             if route.action == "count":
-                return _json(dialect.count(await _count(session, ask, len(raw))))
+                return _json(dialect.count(await _count(session, ask)))
             repeat = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
-            call = session.call(dialect.name, raw, ask, repeat=repeat)
+            call = session.call(dialect.name, await aside(heavy, Body, raw), ask, repeat=repeat)
         except Refusal as refusal:
             session.refuse(dialect.name, refusal)
             raise
@@ -129,12 +131,6 @@ async def _stream(request: web.Request, dialect: Dialect, call: Call, keep_alive
     return response
 
 
-async def _parse(dialect: Dialect, raw: bytes, path: str) -> Ask:
-    if len(raw) > HEAVY_BYTES:
-        return await asyncio.to_thread(_read, dialect, raw, path)
-    return _read(dialect, raw, path)
-
-
 def _read(dialect: Dialect, raw: bytes, path: str) -> Ask:
     body = _document(raw)
     if not isinstance(body, dict):
@@ -155,13 +151,11 @@ def _document(raw: bytes) -> Any:
             raise Refusal("bad_request", f"the body is not JSON: {first}") from first
 
 
-async def _count(session: Session, ask: Ask, size: int) -> int:
+async def _count(session: Session, ask: Ask) -> int:
     if session.rendering is None:
         raise Refusal("unsupported", "this engine renders its prompts itself: tokens cannot be counted before")
     try:
-        if size > HEAVY_BYTES:
-            return len(await asyncio.to_thread(session.rendering.render, ask.messages, ask.tools))
-        return len(session.rendering.render(ask.messages, ask.tools))
+        return len(await asyncio.to_thread(session.rendering.render, ask.messages, ask.tools))
     except PolarError as fault:
         raise Refusal("bad_request", fault.message) from fault
 

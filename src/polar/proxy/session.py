@@ -8,7 +8,6 @@ are the same bytes, and the same question to the model: clients write other note
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 import uuid
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from polar.proxy.canonical import Answer, Ask, Refusal
 from polar.proxy.conversation import Conversation
 from polar.proxy.gate import Gate
 from polar.requests import TaskRequest
-from polar.sessionlog import LogWriter, Refused
+from polar.sessionlog import Bodies, Body, LogWriter, Refused
 
 _REMEMBERED = 16
 """calls whose answers can be replayed"""
@@ -80,27 +79,28 @@ class Session:
         self.gate, self.context_length = shared.gate, shared.context_length
         self.backoff = shared.backoff_seconds
         self.conversation = Conversation(shared.rendering, attempt.task.reasoning)
+        self.bodies = Bodies()
         self.auxiliary_names = {f"{name}-aux" for name in (shared.model, attempt.task.agent.model_name)}
         self.closed = False
         self._ending = False
         self._shared = shared
         self._tasks: dict[Call, asyncio.Task[None]] = {}
-        self._recent: list[tuple[bytes, Call]] = []
+        self._recent: list[tuple[tuple[str, bytes], Call]] = []
         self._timers: dict[Call, asyncio.TimerHandle] = {}
         self._turns = 0
         self._cost = 0.0
         self._started = time.monotonic() - shared.gate.paused_seconds
 
-    def call(self, dialect: str, raw: bytes, ask: Ask, *, repeat: bool) -> Call:
+    def call(self, dialect: str, body: Body, ask: Ask, *, repeat: bool) -> Call:
         """The call that answers this request: an earlier one that it repeats, or a new one. Raises Refusal."""
         if self._ending:
             raise Refusal("unauthorized", "this session has ended")
-        key = hashlib.sha256(dialect.encode() + b"\0" + raw).digest()
+        key = dialect, body.digest
         earlier = self._repeated(key, ask, repeat)
         if earlier is not None:
             earlier.join()
             return earlier
-        call = Call(self, dialect, raw, ask)
+        call = Call(self, dialect, body, ask)
         self._check_limits(call)
         self._turns += not call.auxiliary
         self._recent = [*self._recent[1 - _REMEMBERED :], (key, call)]
@@ -195,7 +195,7 @@ class Session:
         self._recent = [(key, kept) for key, kept in self._recent if kept is not call]
         task.cancel()
 
-    def _repeated(self, key: bytes, ask: Ask, says_so: bool) -> Call | None:
+    def _repeated(self, key: tuple[str, bytes], ask: Ask, says_so: bool) -> Call | None:
         recent = [(at, call) for at, call in reversed(self._recent) if call.failure is None]
         equal = [call for at, call in recent if at == key or call.asks(ask)]
         left = [call for call in equal if not call.delivered and not call.followers]

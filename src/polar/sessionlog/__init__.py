@@ -1,5 +1,6 @@
 """The session log is the truth about an attempt; trajectories, metrics, exports and viewers are functions of it."""
 
+from polar.sessionlog.bodies import Bodies, Body
 from polar.sessionlog.packing import pack, unpack
 from polar.sessionlog.reader import Call, SessionLog, parse, read
 from polar.sessionlog.records import (
@@ -17,6 +18,8 @@ from polar.sessionlog.records import (
 from polar.sessionlog.writer import LogWriter
 
 __all__ = [
+    "Bodies",
+    "Body",
     "Call",
     "Chunk",
     "Delivered",

@@ -14,10 +14,11 @@ import numpy as np
 from polar.codec import from_msgpack
 from polar.errors import ServerFault
 from polar.records import IDS, LOGPROBS, VersionSpan
+from polar.sessionlog.bodies import restore
 from polar.sessionlog.frames import payloads
 from polar.sessionlog.packing import unpack
 from polar.sessionlog.records import (
-    SCHEMA_VERSION,
+    READABLE,
     Chunk,
     Delivered,
     Finished,
@@ -96,6 +97,14 @@ class SessionLog(msgspec.Struct, kw_only=True):
             opened = base.opened
         return [message for part in reversed(parts) for message in part]
 
+    def body(self, call: Call) -> bytes:
+        """The request that the harness sent. Raises zstandard.ZstdError where its bytes are damaged."""
+        opened, chain = call.opened, [call.opened]
+        while opened.body_base is not None:
+            opened = self.call(opened.body_base).opened
+            chain.append(opened)
+        return restore(chain)
+
     def tools(self, call: Call) -> list[dict[str, Any]] | None:
         opened = call.opened
         while opened.tools_from is not None:
@@ -136,8 +145,8 @@ class _Contradiction(Exception):
 def _checked_header(record: Record) -> Header:
     if not isinstance(record, Header):
         raise _Contradiction("its first record is no header")
-    if record.schema_version != SCHEMA_VERSION:
-        raise _Contradiction(f"it has schema {record.schema_version}, not {SCHEMA_VERSION}")
+    if record.schema_version not in READABLE:
+        raise _Contradiction(f"it has schema {record.schema_version}, not one of {READABLE}")
     return record
 
 
@@ -221,6 +230,7 @@ class _Gathering:
             raise _Contradiction(f"call {opened.call} was opened as number {len(self.calls) + 1}")
         self._check_earlier(opened.messages_base, opened.call)
         self._check_earlier(opened.tools_from, opened.call)
+        self._check_earlier(opened.body_base, opened.call)
         self.calls.append(_GatheredCall(opened))
 
     def _call(self, number: int) -> _GatheredCall:

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable
+import re
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any
 
 import aiohttp
 import msgspec
+import numpy as np
 
-from polar.errors import EngineFault, PolicyFault
+from polar.errors import EngineFault, HarnessFault, PolicyFault
+from polar.proxy.engines.watch import PATIENCE_SECONDS, Watch
 
-T = TypeVar("T")
 POOL = 1024
 CONNECT_SECONDS = 5.0
-SILENCE_SECONDS = 15.0
-"""after so long without a byte the engine is asked whether it is alive; a busy one may be silent for longer"""
 PROBE_SECONDS = 4.5
 _JSON = {"Content-Type": "application/json"}
+_TABLE = 1 << 18
+"""ids below this have their text in a table"""
 _OVERFLOW = ("context length", "context window", "longer than the model", "maximum allowed length", "max_model_len")
+_CALLS_OWN = re.compile(r"temperature|top_[pk]|min_p|penalty|logit_bias|grammar|schema|structur|regex", re.IGNORECASE)
 
 
 class EngineHTTP:
-    def __init__(self, base_url: str) -> None:
+    def __init__(self, base_url: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self.base_url = base_url
         self._session: aiohttp.ClientSession | None = None
+        self._watch = Watch(self.alive, patience_seconds)
 
     @property
     def session(self) -> aiohttp.ClientSession:
@@ -37,29 +42,38 @@ class EngineHTTP:
         return self._session
 
     async def close(self) -> None:
+        await self._watch.close()
         if self._session is not None:
             await self._session.close()
 
     @asynccontextmanager
     async def post(self, path: str, body: dict[str, Any]) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A 200 answer. Raises EngineFault, or PolicyFault `context` where the prompt does not fit."""
+        """A 200 answer. Raises what `refused` tells, and EngineFault where none comes."""
+        data = msgspec.json.encode(body)
         try:
-            data = msgspec.json.encode(body)
-            response = await self._patiently(self.session.post(self.base_url + path, data=data, headers=_JSON))
-            async with response:
+            async with (
+                self._watch.waiting() as limit,
+                self.session.post(self.base_url + path, data=data, headers=_JSON) as response,
+            ):
                 if response.status != 200:
                     raise refused(response.status, (await response.read()).decode(errors="replace"))
                 yield response
         except (aiohttp.ClientError, OSError) as error:
+            if limit.expired():
+                fault = f"the engine {self.base_url} hangs: {self._watch.found}"
+                raise EngineFault(fault, name="engine_timeout") from error
             raise EngineFault(f"the engine {self.base_url} does not answer: {error or type(error).__name__}") from error
 
     async def document(self, response: aiohttp.ClientResponse) -> dict[str, Any]:
-        return parsed(await self._patiently(response.read()))
+        data = await response.read()
+        self._watch.heard()
+        return parsed(data)
 
     async def events(self, response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
         """The documents of an event stream up to [DONE]. Raises EngineFault when it ends before."""
         held = b""
-        while data := await self._read(response):
+        while data := await response.content.readany():
+            self._watch.heard()
             *lines, held = (held + data).split(b"\n")
             for line in lines:
                 if line.startswith(b"data:"):
@@ -86,33 +100,36 @@ class EngineHTTP:
         except (aiohttp.ClientError, OSError, EngineFault):
             return {}
 
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        while True:
-            try:
-                async with asyncio.timeout(SILENCE_SECONDS):
-                    return await response.content.readany()
-            except TimeoutError:
-                await self._check_alive()
 
-    async def _patiently(self, step: Awaitable[T]) -> T:
-        task = asyncio.ensure_future(step)
-        try:
-            while not (await asyncio.wait({task}, timeout=SILENCE_SECONDS))[0]:
-                await self._check_alive()
-            return task.result()
-        finally:
-            task.cancel()
+def ids_text(ids: np.ndarray) -> msgspec.Raw:
+    """Token ids [n] as a JSON list, spaces before each: for long prompts a good part of what a call costs."""
+    if not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= _TABLE:
+        return msgspec.Raw(msgspec.json.encode(ids.tolist()))
+    text = bytearray(_texts().take(ids).tobytes())
+    text[-1:] = b"]"
+    return msgspec.Raw(b"[" + text)
 
-    async def _check_alive(self) -> None:
-        if not await self.alive():
-            raise EngineFault(f"the engine {self.base_url} hangs: not even /health answers", name="engine_timeout")
+
+@cache
+def _texts() -> np.ndarray:
+    """Eight bytes an id: its digits behind spaces, and a comma."""
+    numbers = np.arange(_TABLE, dtype=np.int32)
+    texts = np.full((_TABLE, 8), ord(","), np.uint8)
+    for column in range(6, -1, -1):
+        texts[:, column] = np.where((numbers > 0) | (column == 6), numbers % 10 + ord("0"), ord(" "))
+        numbers //= 10
+    return texts.view(np.int64)[:, 0]
 
 
 def parsed(data: bytes) -> Any:
     """JSON as engines write it, NaN and Infinity included."""
     try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    try:
         return json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineFault(f"the engine's answer is not JSON: {data[:200]!r}", name="engine_error") from error
 
 
@@ -126,7 +143,10 @@ def _event(payload: bytes) -> dict[str, Any]:
 
 
 def refused(status: Any, text: str) -> Exception:
-    """The fault in an engine's error, by its words: engines have no code for a prompt that does not fit."""
+    """The fault in an engine's error, by its words: engines have no code for a prompt that does not fit, nor for a
+    setting or schema of the call that they do not take. What else they refuse is not the harness's fault."""
     if status in (400, 413, None) and any(words in text.lower() for words in _OVERFLOW):
         return PolicyFault(f"the engine refuses the prompt: {text[:500]}", name="context")
+    if status in (400, 422) and _CALLS_OWN.search(text):
+        return HarnessFault(f"the engine refuses the request: {text[:500]}", name="engine_refused")
     return EngineFault(f"the engine answered {status}: {text[:500]}", name="engine_error")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,18 +15,19 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from polar.errors import EngineFault, PolarError
+from polar.errors import EngineFault
 from polar.protocols import EngineCall, EngineFacts, Piece
-from polar.proxy.engines.http import PROBE_SECONDS, EngineHTTP, refused
-from polar.records import IDS, LOGPROBS
+from polar.proxy.engines.http import EngineHTTP, ids_text, refused
+from polar.proxy.engines.probing import HOT, LIES, QUESTION, mode_of, probed
+from polar.records import IDS, LOGPROBS, LogprobMode
 
 _RENAMED = {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
-_LIES = "engine_lies"
 
 
 class SGLang(EngineHTTP):
     kind = "sglang"
     takes_ids = True
+    grammars = True
 
     async def generate(self, call: EngineCall) -> AsyncIterator[Piece]:
         assert call.prompt_ids is not None, "this engine takes ids"
@@ -45,19 +47,8 @@ class SGLang(EngineHTTP):
             raise
 
     async def probe(self) -> EngineFacts:
-        facts = EngineFacts(kind=self.kind, healthy=False)
-        try:
-            async with asyncio.timeout(PROBE_SECONDS):
-                await self._describe(facts)
-                await self._sample_one(facts)
-                facts.healthy = True
-        except TimeoutError:
-            facts.problem = f"the engine {self.base_url} did not answer a 1-token request in {PROBE_SECONDS:g} s"
-        except PolarError as fault:
-            facts.problem = f"{fault.message}. Is it up, and is the URL that of an engine with /generate?"
-            if fault.name == _LIES:
-                facts.problem = fault.message
-        return facts
+        facts = EngineFacts(kind=self.kind, healthy=False, route="/generate", grammars=self.grammars)
+        return await probed(facts, self._ask(facts), self.base_url)
 
     async def _answers(self, call: EngineCall, response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
         if not call.stream:
@@ -72,6 +63,18 @@ class SGLang(EngineHTTP):
             async with asyncio.timeout(2.0), self.session.post(self.base_url + "/abort_request", json={"rid": rid}):
                 return
 
+    async def _ask(self, facts: EngineFacts) -> None:
+        await self._describe(facts)
+        sampling = {"max_tokens": 1, "temperature": 1.0}
+        call = EngineCall(rid=uuid.uuid4().hex, stream=False, prompt_ids=np.asarray(QUESTION, IDS), sampling=sampling)
+        async for piece in self.generate(call):
+            facts.version = piece.version or facts.version
+            facts.returns_ids = True
+            if piece.logprobs is None:
+                raise EngineFault(_missing("logprobs that match the token ids"), name=LIES)
+            facts.returns_logprobs = True
+        facts.logprob_mode = await self._mode()
+
     async def _describe(self, facts: EngineFacts) -> None:
         about: dict[str, Any] = {}
         for path in ("/server_info", "/get_server_info", "/model_info", "/get_model_info"):
@@ -82,22 +85,29 @@ class SGLang(EngineHTTP):
         facts.tokenizer_path = about.get("tokenizer_path") or about.get("model_path")
         facts.model = about.get("served_model_name") or about.get("model_path")
         facts.version = _version(about)
+        self.grammars = facts.grammars = type(self).grammars and about.get("grammar_backend") != "none"
 
-    async def _sample_one(self, facts: EngineFacts) -> None:
-        sampling = {"max_tokens": 1, "temperature": 1.0}
-        call = EngineCall(rid=uuid.uuid4().hex, stream=False, prompt_ids=np.ones(1, IDS), sampling=sampling)
-        async for piece in self.generate(call):
-            facts.version = piece.version or facts.version
-            facts.returns_ids = True
-            if piece.logprobs is None:
-                raise EngineFault(_missing("logprobs that match the token ids"), name=_LIES)
-        facts.logprob_mode = "sampling_temperature"
+    async def _mode(self) -> LogprobMode | None:
+        """SGLANG_RETURN_ORIGINAL_LOGPROB makes it raw. The likeliest token is told whichever was sampled."""
+        likeliest = [await self._likeliest(temperature) for temperature in (1.0, HOT)]
+        return mode_of(likeliest[0], likeliest[1]) if None not in likeliest else None
+
+    async def _likeliest(self, temperature: float) -> float | None:
+        sampling = {"max_new_tokens": 1, "temperature": temperature}
+        body = {"input_ids": list(QUESTION), "sampling_params": sampling, "return_logprob": True}
+        async with self.post("/generate", body | {"top_logprobs_num": 1}) as response:
+            told = ((await self.document(response)).get("meta_info") or {}).get("output_top_logprobs")
+        return told[0][0][0] if told and told[0] else None
 
 
 class Embedded(SGLang):
     """Polar's own engine on the CPU speaks the same."""
 
     kind = "embedded"
+    grammars = False
+
+    async def _mode(self) -> LogprobMode | None:
+        return LogprobMode.SAMPLING_TEMPERATURE
 
 
 def _request(call: EngineCall) -> dict[str, Any]:
@@ -105,19 +115,28 @@ def _request(call: EngineCall) -> dict[str, Any]:
     given = {_RENAMED.get(name, name): value for name, value in call.sampling.items() if value is not None}
     return {
         "rid": call.rid,
-        "input_ids": call.prompt_ids.tolist(),
-        "sampling_params": given | {"skip_special_tokens": False, "no_stop_trim": True},
+        "input_ids": ids_text(call.prompt_ids),
+        "sampling_params": given | _form(call.grammar) | {"skip_special_tokens": False, "no_stop_trim": True},
         "return_logprob": True,
         "logprob_start_len": -1,
         "stream": call.stream,
     }
 
 
+def _form(grammar: dict[str, Any] | None) -> dict[str, Any]:
+    """A schema alone is what every grammar backend knows."""
+    if grammar is None:
+        return {}
+    if grammar["type"] == "json_schema":
+        return {"json_schema": json.dumps(grammar["json_schema"])}
+    return {"structural_tag": json.dumps({"type": "structural_tag", "format": grammar})}
+
+
 def _piece(document: dict[str, Any], seen: int, prompt_tokens: int) -> Piece:
     """What the event adds to the `seen` ids before it."""
     meta = document.get("meta_info")
     if not isinstance(meta, dict):
-        raise EngineFault(_missing("token ids"), name=_LIES)
+        raise EngineFault(_missing("token ids"), name=LIES)
     finish = meta.get("finish_reason") or {}
     kind = finish.get("type")
     if kind == "abort" and finish.get("status_code") not in (None, 200):
@@ -125,7 +144,7 @@ def _piece(document: dict[str, Any], seen: int, prompt_tokens: int) -> Piece:
     ids, logprobs = _tokens(document, meta, seen)
     counted = meta.get("prompt_tokens")
     if counted is not None and counted != prompt_tokens and kind != "abort":
-        raise EngineFault(f"the engine counts {counted} prompt tokens; it was given {prompt_tokens}", name=_LIES)
+        raise EngineFault(f"the engine counts {counted} prompt tokens; it was given {prompt_tokens}", name=LIES)
     return Piece(ids=ids, logprobs=logprobs, version=_version(meta), finish_reason=kind, matched=finish.get("matched"))
 
 
@@ -134,7 +153,7 @@ def _tokens(document: dict[str, Any], meta: dict[str, Any], seen: int) -> tuple[
     if entries is None and listed is None:
         if meta.get("completion_tokens") == seen:
             return np.empty(0, IDS), None
-        raise EngineFault(_missing("token ids"), name=_LIES)
+        raise EngineFault(_missing("token ids"), name=LIES)
     total = meta.get("completion_tokens")
     entries = _new(entries or [], seen, total)
     ids = [entry[1] for entry in entries] if listed is None else _new(listed, seen, total)

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,12 @@ class Chain:
 
 
 @contextlib.contextmanager
-def polar_serve(folder: Path, engine_url: str, *options: str, path: str | None = None) -> Iterator[Chain]:
-    """`polar serve` on free ports with its data in `folder`; ready when it yields. `path` is its PATH."""
-    command = [sys.executable, "-m", "polar", "serve", "--engine-url", engine_url, "--data", str(folder)]
+def polar_serve(
+    folder: Path, engine_url: str, *options: str, path: str | None = None, within: Sequence[str] = ()
+) -> Iterator[Chain]:
+    """`polar serve` on free ports with its data in `folder`; ready when it yields. `path` is its PATH, `within` a
+    command that runs it."""
+    command = [*within, sys.executable, "-m", "polar", "serve", "--engine-url", engine_url, "--data", str(folder)]
     command += ["--port", "0", "--gateway-port", "0", "--json", *options]
     errors = folder.with_name(folder.name + ".err")
     with errors.open("w") as stderr:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
+
+import pytest
 
 from chain import Chain, until
 from peers.engine import ScriptedEngine
@@ -52,6 +56,13 @@ def test_no_calls_is_no_success(chain: Chain) -> None:
     assert "exit code 0" in result["error"]
 
 
+def test_harness_that_makes_no_calls_by_its_own_word_is_graded(chain: Chain) -> None:
+    fields = scripted() | {"agent": {"import_path": "peers.broken:Oracle"}}
+    result = only(chain.run("oracle", **fields))
+    check(result, "COMPLETED", "done", reward=None, traces=0)
+    assert result["trajectory"]["metadata"]["evaluation"]["outcome_reward"] == 1.0
+
+
 def test_agent_timeout_is_built_and_graded(chain: Chain) -> None:
     steps = scripted(DONE, ("call", "hello"), ("sleep", 600))
     result = only(chain.run("slow", timeout_seconds=5, **steps))
@@ -65,6 +76,21 @@ def test_turn_limit(chain: Chain) -> None:
     result = only(chain.run("limit", limits={"turns": 1}, **steps))
     check(result, "COMPLETED", "limit", reward=1.0, traces=1)
     assert result["trajectory"]["traces"][-1]["finish_reason"] == "length"
+
+
+def test_token_limit(chain: Chain, engine: ScriptedEngine) -> None:
+    engine.script({"ids": [70] * 30}, {"ids": [71] * 30})
+    steps = scripted(("call", "one"), ("call", "two"), ("call", "three"), DONE)
+    result = only(chain.run("tokens", limits={"tokens": 40}, **steps))
+    check(result, "COMPLETED", "limit", reward=1.0, traces=1)
+    assert result["trajectory"]["metadata"]["tokens"]["trainable"] == 40
+    assert result["trajectory"]["traces"][-1]["finish_reason"] == "length"
+
+
+def test_limit_of_seconds(chain: Chain) -> None:
+    steps = scripted(("call", "one"), ("sleep", 2), ("call", "two"), DONE)
+    result = only(chain.run("seconds", limits={"seconds": 1}, **steps))
+    check(result, "COMPLETED", "limit", reward=1.0, traces=1)
 
 
 def test_context_overflow_is_no_infrastructure_fault(chain: Chain) -> None:
@@ -101,8 +127,48 @@ def test_sandbox_that_does_not_come_up_is_tried_again(chain: Chain) -> None:
     steps = scripted(("call", "hello"))
     steps["runtime"]["kwargs"] = {"bind": ["/no/such/folder"]}
     result = only(chain.run("nosandbox", **steps))
-    assert result["status"] == "ERROR"
+    check(result, "ERROR", "sandbox_start", reward=None, traces=0)
+    assert result["metadata"]["attempt"] == 2
     assert "/no/such/folder" in result["error"]
+
+
+def test_sandbox_lost_in_every_attempt(chain: Chain) -> None:
+    assert chain.submit("lost", **scripted(("call", "hello"), ("sleep", 600))).status_code == 200
+    for attempt in (1, 2):
+        pid = server_pid(chain, f"lost-*.{attempt}")
+        until(lambda: chain.stage("lost") == ["RUNNING"])
+        os.kill(pid, signal.SIGKILL)
+    result = only(chain.results("lost"))
+    check(result, "ERROR", "sandbox_lost", reward=None, traces=0)
+    assert result["metadata"]["attempt"] == 2
+
+
+def server_pid(chain: Chain, sandbox: str) -> int:
+    """Of the process that serves the sandbox, once it is there."""
+    root = chain.data / "gateway" / "sandboxes"
+    until(lambda: any((folder / "server.pid").exists() for folder in root.glob(sandbox)))
+    (folder,) = root.glob(sandbox)
+    return int((folder / "server.pid").read_text().split()[0])
+
+
+def test_runtime_that_complains_when_it_is_stopped_costs_nothing(chain: Chain) -> None:
+    fields = scripted(("call", "hello"), DONE, import_path="peers.broken:BadStop")
+    check(only(chain.run("badstop", **fields)), "COMPLETED", "done", reward=1.0, traces=1)
+
+
+def test_engine_that_lies_in_every_attempt(chain: Chain, engine: ScriptedEngine) -> None:
+    engine.script({"text": "no ids", "fault": "no_ids"})
+    result = only(chain.run("lies", max_attempts=1, **scripted(("call", "hello"), DONE)))
+    check(result, "ERROR", "engine_lies", reward=None, traces=0)
+
+
+def test_harness_that_ends_well_after_an_engine_fault_is_no_success(chain: Chain, engine: ScriptedEngine) -> None:
+    """Whatever its exit code."""
+    engine.script({"text": "fine"}, {"text": "no ids", "fault": "no_ids"})
+    steps = scripted(("call", "hello"), ("call", "again"), DONE, ("exit", 0))
+    result = only(chain.run("lies-later", max_attempts=1, **steps))
+    check(result, "ERROR", "engine_lies", reward=None, traces=0)
+    assert result["metadata"]["exit_code"] == 0
 
 
 def test_engine_fault_is_retried_and_named(chain: Chain, engine: ScriptedEngine) -> None:
@@ -151,6 +217,41 @@ def test_cancelled(chain: Chain) -> None:
     chain.http.delete("/rollout/task/cancelled")
     result = only(chain.results("cancelled"))
     check(result, "ERROR", "cancelled", reward=None, traces=0)
+
+
+def test_cancelled_while_the_sandbox_is_prepared(chain: Chain) -> None:
+    slow = [{"type": "exec", "command": "sleep 600"}]
+    assert chain.submit("cancelled-init", **scripted(("call", "hello"), prepare=slow)).status_code == 200
+    until(lambda: chain.stage("cancelled-init") == ["INITIALIZING"])
+    check_cancelled(chain, "cancelled-init")
+
+
+def test_cancelled_while_it_waits_for_a_slot(chain: Chain) -> None:
+    """Four run at once; the fifth is READY."""
+    steps = scripted(("call", "hello"), ("sleep", 600))
+    assert chain.submit("running", num_samples=4, **steps).status_code == 200
+    until(lambda: chain.stage("running") == ["RUNNING"] * 4)
+    assert chain.submit("cancelled-ready", **steps).status_code == 200
+    until(lambda: chain.stage("cancelled-ready") == ["READY"])
+    check_cancelled(chain, "cancelled-ready")
+    chain.http.delete("/rollout/task/running")
+    until(lambda: chain.status("running")["status"] == "cancelled")
+
+
+@pytest.mark.parametrize("refresh", [False, True])
+def test_cancelled_while_it_is_graded(chain: Chain, refresh: bool) -> None:
+    name = f"cancelled-eval-{refresh}"
+    evaluator = {"strategy": "command", "config": {"command": "sleep 600"}, "refresh_runtime": refresh}
+    assert chain.submit(name, evaluator=evaluator, **scripted(("call", "hello"))).status_code == 200
+    until(lambda: chain.stage(name) == ["EVALUATING"])
+    check_cancelled(chain, name)
+
+
+def check_cancelled(chain: Chain, name: str) -> None:
+    chain.http.delete(f"/rollout/task/{name}").raise_for_status()
+    check(only(chain.results(name)), "ERROR", "cancelled", reward=None, traces=0)
+    root = chain.data / "gateway" / "sandboxes"
+    assert list(root.glob(f"{name}-*")) == []
 
 
 def test_early_stop(chain: Chain) -> None:

@@ -6,6 +6,7 @@ with the standard library alone. `scripted(...)` makes the fields of a TaskReque
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -57,6 +58,15 @@ def agents(raising: int) -> None:
         running = [pool.submit(agent, number) for number in range(1, 5)]
     for each in running:
         each.result()
+
+
+def fill(path: str) -> None:
+    """Writes until the disk is full to the last byte."""
+    with open(os.path.expandvars(path), "wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 12, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(b"x" * size)
 
 
 def forget(count: int) -> None:
@@ -129,6 +139,7 @@ VERBS = {
     "deaf": deaf,
     "eat": eat,
     "exit": leave,
+    "fill": fill,
     "forget": forget,
     "hear": hear,
     "say": say,

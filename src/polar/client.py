@@ -1,194 +1,93 @@
 """The rollout server's API for Python programs: `Client`, and `AsyncClient` with the same methods to await.
 
-Each call is written once, as a pure function; both clients send it. Documents travel as msgpack with packed arrays.
-A call that fails raises ClientError with the server's own words.
+A call that fails raises ClientError with the server's own words. Documents travel as msgpack with packed arrays from
+servers that offer it. `wait` outlives a restart of the server.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar
-from urllib.parse import quote
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import httpx
-import msgspec
 
-from polar.codec import from_msgpack
-from polar.records import GatewayNodeInfo, SessionResult, SessionSummary, Storage, TaskState, TaskStatus, TaskSummary
-from polar.requests import TaskRequest
+from polar import calls
+from polar.calls import Call, ClientError, Submitted
+from polar.records import Event, TaskStatus
 
+__all__ = ["AsyncClient", "Client", "ClientError", "Submitted"]
 T = TypeVar("T")
 P = ParamSpec("P")
-_HEADERS = {"Accept": "application/msgpack", "Content-Type": "application/json"}
-_FIRST_LOOK, _LONGEST_LOOK = 0.1, 2.0
-
-
-class ClientError(Exception):
-    """`status` is the HTTP status, None where the server did not answer at all."""
-
-    def __init__(self, message: str, status: int | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.status = status
-
-
-class Accepted(msgspec.Struct):
-    task_id: str
-    status: TaskState
-    ignored: str = ""
-    """fields of the request that the server does not know"""
-
-
-class Health(msgspec.Struct):
-    status: str
-    nodes: int
-
-
-class Tasks(msgspec.Struct):
-    tasks: list[TaskSummary]
-
-
-class Sessions(msgspec.Struct):
-    task_id: str
-    sessions: list[SessionSummary]
-
-
-class Nodes(msgspec.Struct):
-    nodes: list[GatewayNodeInfo]
-
-
-class ServerStatus(msgspec.Struct):
-    storage: Storage
-
-
-class Call(msgspec.Struct, Generic[T]):
-    method: str
-    path: str
-    kind: type[T]
-    params: dict[str, str] = {}
-    body: bytes | None = None
-
-
-def health() -> Call[Health]:
-    return Call("GET", "/health", Health)
-
-
-def submit(task: TaskRequest | dict[str, Any]) -> Call[Accepted]:
-    """May be repeated: the same task under the same id is one task."""
-    document = task.model_dump(mode="json") if isinstance(task, TaskRequest) else task
-    return Call("POST", "/rollout/task/submit", Accepted, body=json.dumps(document).encode())
-
-
-def task(task_id: str, *, results: bool = True) -> Call[TaskStatus]:
-    return Call("GET", f"/rollout/task/{_quoted(task_id)}", TaskStatus, _params(results=results))
-
-
-def cancel(task_id: str, *, register_if_missing: bool = False) -> Call[TaskStatus]:
-    params = _params(register_if_missing=register_if_missing)
-    return Call("DELETE", f"/rollout/task/{_quoted(task_id)}", TaskStatus, params)
-
-
-def tasks(
-    *, status: str | None = None, harness: str | None = None, since: float | None = None, limit: int | None = None
-) -> Call[Tasks]:
-    """The newest first; `since` in seconds of the epoch."""
-    return Call("GET", "/tasks", Tasks, _params(status=status, harness=harness, since=since, limit=limit))
-
-
-def sessions(task_id: str) -> Call[Sessions]:
-    return Call("GET", f"/tasks/{_quoted(task_id)}/sessions", Sessions)
-
-
-def session(task_id: str, session_id: str) -> Call[SessionResult]:
-    """409 for one that is not over."""
-    return Call("GET", f"/tasks/{_quoted(task_id)}/sessions/{_quoted(session_id)}", SessionResult)
-
-
-def request(task_id: str) -> Call[dict[str, Any]]:
-    """The TaskRequest that the task was submitted with."""
-    return Call("GET", f"/tasks/{_quoted(task_id)}/request", dict[str, Any])
-
-
-def log(task_id: str, session_id: str, *, attempt: int | None = None) -> Call[bytes]:
-    """The packed session log of the accepted attempt, or of this one."""
-    path = f"/tasks/{_quoted(task_id)}/sessions/{_quoted(session_id)}/log"
-    return Call("GET", path, bytes, _params(attempt=attempt))
-
-
-def status() -> Call[ServerStatus]:
-    return Call("GET", "/rollout/status", ServerStatus)
-
-
-def nodes() -> Call[Nodes]:
-    return Call("GET", "/nodes", Nodes)
-
-
-def pause(mode: Literal["drain", "abort"] = "drain", *, timeout_seconds: float = 300.0) -> Call[dict[str, Any]]:
-    """Returns once every gateway has paused; ends by itself after `timeout_seconds`."""
-    params = _params(mode=mode, timeout_seconds=timeout_seconds)
-    return Call("POST", "/rollout/inference/pause", dict[str, Any], params)
-
-
-def resume() -> Call[dict[str, Any]]:
-    return Call("POST", "/rollout/inference/resume", dict[str, Any])
-
-
-def _quoted(name: str) -> str:
-    return quote(name, safe="")
-
-
-def _params(**values: Any) -> dict[str, str]:
-    return {
-        key: str(value).lower() if isinstance(value, bool) else str(value)
-        for key, value in values.items()
-        if value is not None
-    }
+Progress = Callable[[TaskStatus], None]
+_HEADERS = {"Accept": "application/msgpack, application/json;q=0.9", "Content-Type": "application/json"}
+_EVENTS = {"Accept": "text/event-stream"}
+_SILENCE_SECONDS = 45.0
+"""three pings"""
+_FIRST_LOOK, _LONGEST_LOOK, AWAY_SECONDS = 0.1, 2.0, 60.0
 
 
 def _settings(url: str, token: str | None, timeout: float | None) -> dict[str, Any]:
+    try:
+        httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ClientError(f"{url!r} is no URL: {error}") from error
     token = token or os.environ.get("POLAR_CONTROL_PLANE_TOKEN")
     headers = _HEADERS | ({"X-Polar-Control-Token": token} if token else {})
     return {"base_url": url.rstrip("/"), "headers": headers, "timeout": timeout}
 
 
-def _result(call: Call[T], answer: httpx.Response) -> T:
-    if answer.status_code >= 400:
-        raise ClientError(_detail(answer), answer.status_code)
-    if call.kind is bytes:
-        return answer.content  # type: ignore[return-value]
-    document = from_msgpack(answer.content, call.kind)
-    if isinstance(document, Accepted):
-        document.ignored = answer.headers.get("X-Polar-Ignored", "")
-    return document
+def _request(http: httpx.Client | httpx.AsyncClient, call: Call[T]) -> httpx.Request:
+    usual = http.timeout.read
+    timeout = _patient(http, usual + call.patience if usual is not None else None)
+    return http.build_request(call.method, call.path, params=call.params, content=call.body, timeout=timeout)
 
 
-def _detail(answer: httpx.Response) -> str:
+def _patient(http: httpx.Client | httpx.AsyncClient, seconds: float | None) -> httpx.Timeout:
+    usual = http.timeout
+    return httpx.Timeout(connect=usual.connect, read=seconds, write=usual.write, pool=usual.pool)
+
+
+@contextmanager
+def _reached(http: httpx.Client | httpx.AsyncClient) -> Iterator[None]:
     try:
-        detail = answer.json()["detail"]
-    except (ValueError, KeyError, TypeError):
-        return f"{answer.status_code}: {answer.text[:300]}"
-    if not isinstance(detail, list):
-        return str(detail)
-    return "; ".join(f"{'.'.join(map(str, item['loc'][1:]))}: {item['msg']}" for item in detail)
+        yield
+    except httpx.HTTPError as error:
+        raise calls.unreachable(http.base_url, error) from error
 
 
-def _unreachable(url: httpx.URL, error: httpx.HTTPError) -> ClientError:
-    return ClientError(f"the rollout server {url} does not answer: {error or type(error).__name__}")
+class _Watch:
+    """When to look at a task again, and when to give it up."""
 
+    def __init__(self, task_id: str, timeout: float | None) -> None:
+        self._task_id = task_id
+        self._timeout = timeout
+        self._deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        self._pause = _FIRST_LOOK
+        self._away_since: float | None = None
 
-def _looks(task_id: str, timeout: float | None) -> Iterator[float]:
-    """How long to wait before each next look. Raises TimeoutError after `timeout` seconds."""
-    deadline = float("inf") if timeout is None else time.monotonic() + timeout
-    pause = _FIRST_LOOK
-    while time.monotonic() <= deadline:
-        yield pause
-        pause = min(2 * pause, _LONGEST_LOOK)
-    raise TimeoutError(f"the task {task_id} is not over after {timeout} s")
+    def seen(self) -> None:
+        self._away_since = None
+
+    def missed(self, error: ClientError) -> None:
+        """Raises it again where it will not pass, or has not passed for AWAY_SECONDS."""
+        now = time.monotonic()
+        self._away_since = self._away_since or now
+        passing = error.status is None or error.status in (502, 503, 504)
+        if not passing or now - self._away_since > AWAY_SECONDS:
+            raise error
+
+    def pause(self) -> float:
+        """Seconds until the next look. Raises TimeoutError when the time is over."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"the task {self._task_id} is not over after {self._timeout} s")
+        pause, self._pause = min(self._pause, left), min(2 * self._pause, _LONGEST_LOOK)
+        return pause
 
 
 def _now(build: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
@@ -208,7 +107,8 @@ def _soon(build: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], 
 
 
 class Client:
-    """`token` None: POLAR_CONTROL_PLANE_TOKEN, where it is set. A context manager."""
+    """`token` None: POLAR_CONTROL_PLANE_TOKEN, where it is set. `timeout`: seconds for each step of a call. A context
+    manager."""
 
     def __init__(self, url: str, token: str | None = None, *, timeout: float | None = 60.0) -> None:
         self._http = httpx.Client(**_settings(url, token, timeout))
@@ -220,23 +120,47 @@ class Client:
         self._http.close()
 
     def send(self, call: Call[T]) -> T:
-        try:
-            answer = self._http.request(call.method, call.path, params=call.params, content=call.body)
-        except httpx.HTTPError as error:
-            raise _unreachable(self._http.base_url, error) from error
-        return _result(call, answer)
+        with _reached(self._http):
+            answer = self._http.send(_request(self._http, call))
+        return calls.result(call, answer)
 
-    health, submit, task, cancel = _now(health), _now(submit), _now(task), _now(cancel)
-    tasks, sessions, log, nodes = _now(tasks), _now(sessions), _now(log), _now(nodes)
-    session, request = _now(session), _now(request)
-    status, pause, resume = _now(status), _now(pause), _now(resume)
+    health, status = _now(calls.health), _now(calls.status)
+    submit, task, cancel = _now(calls.submit), _now(calls.task), _now(calls.cancel)
+    tasks, request, sessions = _now(calls.tasks), _now(calls.request), _now(calls.sessions)
+    session, find_session, log = _now(calls.session), _now(calls.find_session), _now(calls.log)
+    nodes, node, drain = _now(calls.nodes), _now(calls.node), _now(calls.drain)
+    pause, resume, inference_status = _now(calls.pause), _now(calls.resume), _now(calls.inference_status)
 
-    def wait(self, task_id: str, *, timeout: float | None = None) -> TaskStatus:
-        """The task with its results once it is terminal. Raises TimeoutError after `timeout` seconds."""
-        looks = _looks(task_id, timeout)
-        while not self.task(task_id, results=False).status.terminal:
-            time.sleep(next(looks))
-        return self.task(task_id)
+    def wait(self, task_id: str, *, timeout: float | None = None, progress: Progress | None = None) -> TaskStatus:
+        """The task with its results once it is terminal; `progress` is called with each look at it. Raises TimeoutError
+        after `timeout` seconds, ClientError when the server has been away for AWAY_SECONDS."""
+        watch = _Watch(task_id, timeout)
+        while True:
+            try:
+                known = self.task(task_id, results=False)
+                watch.seen()
+                if progress is not None:
+                    progress(known)
+                if known.status.terminal:
+                    return self.task(task_id)
+            except ClientError as error:
+                watch.missed(error)
+            time.sleep(watch.pause())
+
+    def events(self) -> Iterator[Event]:
+        """What happens from now on, until the server lets go: then, or after a ClientError, ask again; a `hello` says
+        that something may have been missed."""
+        timeout = _patient(self._http, _SILENCE_SECONDS)
+        with (
+            _reached(self._http),
+            self._http.stream("GET", "/events", headers=_EVENTS, timeout=timeout) as answer,
+        ):
+            if not answer.is_success:
+                answer.read()
+                calls.check(answer)
+            for line in answer.iter_lines():
+                if (event := calls.event(line)) is not None:
+                    yield event
 
 
 class AsyncClient:
@@ -252,19 +176,38 @@ class AsyncClient:
         await self._http.aclose()
 
     async def send(self, call: Call[T]) -> T:
-        try:
-            answer = await self._http.request(call.method, call.path, params=call.params, content=call.body)
-        except httpx.HTTPError as error:
-            raise _unreachable(self._http.base_url, error) from error
-        return _result(call, answer)
+        with _reached(self._http):
+            answer = await self._http.send(_request(self._http, call))
+        return calls.result(call, answer)
 
-    health, submit, task, cancel = _soon(health), _soon(submit), _soon(task), _soon(cancel)
-    tasks, sessions, log, nodes = _soon(tasks), _soon(sessions), _soon(log), _soon(nodes)
-    session, request = _soon(session), _soon(request)
-    status, pause, resume = _soon(status), _soon(pause), _soon(resume)
+    health, status = _soon(calls.health), _soon(calls.status)
+    submit, task, cancel = _soon(calls.submit), _soon(calls.task), _soon(calls.cancel)
+    tasks, request, sessions = _soon(calls.tasks), _soon(calls.request), _soon(calls.sessions)
+    session, find_session, log = _soon(calls.session), _soon(calls.find_session), _soon(calls.log)
+    nodes, node, drain = _soon(calls.nodes), _soon(calls.node), _soon(calls.drain)
+    pause, resume, inference_status = _soon(calls.pause), _soon(calls.resume), _soon(calls.inference_status)
 
-    async def wait(self, task_id: str, *, timeout: float | None = None) -> TaskStatus:
-        looks = _looks(task_id, timeout)
-        while not (await self.task(task_id, results=False)).status.terminal:
-            await asyncio.sleep(next(looks))
-        return await self.task(task_id)
+    async def wait(self, task_id: str, *, timeout: float | None = None, progress: Progress | None = None) -> TaskStatus:
+        watch = _Watch(task_id, timeout)
+        while True:
+            try:
+                known = await self.task(task_id, results=False)
+                watch.seen()
+                if progress is not None:
+                    progress(known)
+                if known.status.terminal:
+                    return await self.task(task_id)
+            except ClientError as error:
+                watch.missed(error)
+            await asyncio.sleep(watch.pause())
+
+    async def events(self) -> AsyncIterator[Event]:
+        timeout = _patient(self._http, _SILENCE_SECONDS)
+        with _reached(self._http):
+            async with self._http.stream("GET", "/events", headers=_EVENTS, timeout=timeout) as answer:
+                if not answer.is_success:
+                    await answer.aread()
+                    calls.check(answer)
+                async for line in answer.aiter_lines():
+                    if (event := calls.event(line)) is not None:
+                        yield event

@@ -40,7 +40,8 @@ class RolloutStatus(msgspec.Struct, kw_only=True):
     tasks: dict[str, TaskState]
     pipeline: Pipeline
     nodes: Nodes
-    storage: Storage
+    storage: Storage | None = None
+    """None: another implementation of the API"""
 
 
 class InferenceStatus(msgspec.Struct, kw_only=True):

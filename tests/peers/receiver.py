@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -13,8 +13,11 @@ from polar.config import DELIVERY_HEADER
 
 
 class Receiver:
-    """`script` has the statuses of the next answers ("hang": none at all); after them every answer is 200.
-    `pause`: seconds before each answer."""
+    """`script` has the statuses of the next answers ("hang": none at all; "half": it reads half of what comes and
+    closes; "cut": it closes within its answer); after them every answer is 200.
+
+    `pause`: seconds before each answer; `before_answer` is called then. `elsewhere`: where a redirect leads.
+    `most_at_once`: callbacks that were here at one time."""
 
     def __init__(self, *script: int | str, port: int = 0) -> None:
         self.script = list(script)
@@ -22,6 +25,10 @@ class Receiver:
         self.deliveries: list[str] = []
         self.types: list[str] = []
         self.pause = 0.0
+        self.before_answer: Callable[[], None] = lambda: None
+        self.elsewhere = ""
+        self.answered = self.most_at_once = 0
+        self._here = 0
         self._released = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
         self.port = self._server.server_address[1]
@@ -38,17 +45,32 @@ class Receiver:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                receiver.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+                receiver._here += 1
+                receiver.most_at_once = max(receiver.most_at_once, receiver._here)
+                try:
+                    self.take(receiver.script.pop(0) if receiver.script else 200)
+                finally:
+                    receiver._here -= 1
+
+            def take(self, answer: int | str) -> None:
+                size = int(self.headers["Content-Length"])
+                body = self.rfile.read(size // 2 if answer == "half" else size)
                 receiver.deliveries.append(self.headers[DELIVERY_HEADER])
                 receiver.types.append(self.headers["Content-Type"])
-                answer = receiver.script.pop(0) if receiver.script else 200
+                receiver.bodies.append(body)
+                self.close_connection = isinstance(answer, str)
                 if answer == "hang":
                     receiver._released.wait(60)
-                    return
-                time.sleep(receiver.pause)
-                self.send_response(int(answer))
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                elif answer == "cut":
+                    self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Le")
+                elif isinstance(answer, int):
+                    time.sleep(receiver.pause)
+                    receiver.before_answer()
+                    self.send_response(answer)
+                    self.send_header("Content-Length", "0")
+                    self.send_header("Location", receiver.elsewhere)
+                    self.end_headers()
+                    receiver.answered += 1
 
             def log_message(self, format: str, *args: object) -> None:
                 pass

@@ -15,7 +15,7 @@ from tests.server.conftest import Server, eventually
 
 from polar.codec import from_msgpack, to_msgpack
 from polar.nodeapi import Held, Workers, WorkRequest
-from polar.records import SessionResult, SessionStatus, TaskStatus, Termination, TokenLedger
+from polar.records import SessionResult, SessionStatus, Termination, TokenLedger
 
 
 def test_task_runs_to_its_results(server: Server) -> None:
@@ -36,18 +36,6 @@ def test_task_runs_to_its_results(server: Server) -> None:
     assert server.task("group", results="false")["results"] == []
     stored = [from_msgpack(Path(path).read_bytes(), SessionResult) for path in task["result_paths"]]
     assert [result.session_id for result in stored] == [result["session_id"] for result in task["results"]]
-
-
-def test_msgpack_has_the_same_document_with_packed_arrays(server: Server) -> None:
-    node = server.node()
-    server.submit("packed")
-    node.finish(node.lease()[0])
-    answer = server.http.get("/rollout/task/packed", headers={"Accept": "application/msgpack"})
-    assert answer.headers["content-type"] == "application/msgpack"
-    trace = from_msgpack(answer.content, TaskStatus).results[0].trajectory.traces[0]
-    assert (trace.response_ids.dtype, trace.response_ids.tolist()) == ("int32", [50, 51, 9])
-    assert trace.response_logprobs is not None
-    assert trace.response_logprobs.dtype == "float32"
 
 
 def test_lease_goes_out_at_once_to_a_node_that_waits(server: Server) -> None:
@@ -211,24 +199,6 @@ def test_unhealthy_engine_gets_nothing_and_the_task_says_why(make_server: Callab
     node.engine.healthy = True
     (lease,) = node.lease()
     assert lease.attempt == 1
-
-
-def test_events_tell_a_tasks_life(server: Server) -> None:
-    node = server.node()
-    node.poll()
-    seen: list[str] = []
-    with server.http.stream("GET", "/events") as stream:
-        lines = stream.iter_lines()
-        assert next(lines) == "event: hello"
-        server.submit("watched")
-        node.finish(node.lease()[0])
-        for line in lines:
-            if line.startswith("event: "):
-                seen.append(line.removeprefix("event: "))
-            if seen and seen[-1] == "task.completed":
-                break
-    assert seen[0] == "task.created"
-    assert {"session.state_changed", "task.updated", "task.completed"} <= set(seen)
 
 
 def test_pause_is_acknowledged_by_every_gateway(make_server: Callable[..., Server]) -> None:

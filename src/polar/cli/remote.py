@@ -8,8 +8,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import msgspec
-
 from polar.cli.console import ExitCode, stop
 from polar.cli.offline import served
 from polar.cli.options import DEFAULT_DATA
@@ -44,8 +42,6 @@ def connected(url: str, data: Path | None) -> Iterator[Client]:
             yield client
     except ClientError as error:
         raise stop(_advice(error), code_of(error)) from error
-    except msgspec.DecodeError as error:
-        raise stop(f"{url} answers, but not as a rollout server does: {error}", ExitCode.USAGE) from error
 
 
 def _token(host: str, data: Path | None) -> str | None:

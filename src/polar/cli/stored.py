@@ -19,18 +19,15 @@ def places(client: Client, names: Iterable[str]) -> list[Place]:
 
 
 def task_of(client: Client, session: str) -> str:
-    """A session is named after its task, so that one is asked first, and then those that are named alike."""
-    own = session.rsplit("-s", 1)[0]
-    if (own, session) in _of_task(client, own):
-        return own
-    tasks = [row.task_id for row in client.tasks(limit=1000).tasks]
-    for task in sorted(tasks, key=lambda task: not session.startswith(task)):
-        if (task, session) in _of_task(client, task):
-            return task
-    raise stop(
-        f"no task, session or file {session!r} here; `polar status` lists tasks, `polar status TASK` its sessions",
-        ExitCode.USAGE,
-    )
+    try:
+        return client.find_session(session).task_id
+    except ClientError as error:
+        if error.status != 404:
+            raise
+        raise stop(
+            f"no task, session or file {session!r} here; `polar status` lists tasks, `polar status TASK` its sessions",
+            ExitCode.USAGE,
+        ) from error
 
 
 def _of_task(client: Client, task: str) -> list[Place]:

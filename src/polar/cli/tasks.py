@@ -109,7 +109,8 @@ def _all(client: Client, stopped: bool, json: bool) -> ExitCode:
         else:
             out().print(_nodes(nodes) if nodes else "no gateway is connected: tasks wait")
         out().print(_tasks(tasks, stopped) if tasks else "no tasks yet: polar run tasks.jsonl")
-        out().print(_kept(storage), style="yellow" if storage.full else None)
+        if storage is not None:
+            out().print(_kept(storage), style="yellow" if storage.full else None)
     return ExitCode.OK
 
 

@@ -30,6 +30,8 @@ AT_ONCE, IN_ALL = 8, 128
 """callbacks under way to one receiver, and to all"""
 _IN_MEMORY, _CHUNK, _SLOWEST = 256 << 10, 256 << 10, 1 << 20
 """bytes: a payload above the first is a file; it is read in chunks; a receiver that takes fewer a second hangs"""
+_OWN_FAULTS = (ValueError, TypeError, RuntimeError)
+"""a host that no name system takes, a result that cannot be written: one callback fails, and not the server"""
 
 
 class _Lane:
@@ -112,7 +114,7 @@ class Courier:
                     return None if 200 <= answer.status < 300 else f"the receiver answered {answer.status}"
         except TimeoutError:
             return f"no answer within {seconds:.3g} s"
-        except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: a host that no name system takes
+        except (aiohttp.ClientError, OSError, *_OWN_FAULTS) as error:
             return str(error) or type(error).__name__
 
 

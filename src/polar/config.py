@@ -31,12 +31,14 @@ class Strict(BaseModel):
 
 class InferenceSettings(Strict):
     """`tokenizer`: a folder with tokenizer.json and a chat template; else the one that the engine reports. `rendering`:
-    `template`, or `renderers:NAME` for a model that has no usable template."""
+    `template`, or `renderers:NAME` for a model that has no usable template. `patience_seconds`: an engine that answers
+    /health, and for so long hands nothing to anybody who waits, hangs."""
 
     engine: str = "sglang"
     base_url: str
     tokenizer: str | None = None
     rendering: str = "template"
+    patience_seconds: Annotated[float, Field(gt=0)] = 300.0
 
 
 class ResourceSettings(Strict):

@@ -34,7 +34,7 @@ EXCLUSIONS: dict[Exclusion, str] = {
     Exclusion.AUXILIARY_CALL: "sampled for the harness's small helper model (include_auxiliary trains them)",
     Exclusion.UNDELIVERED: "the answer never reached the harness, and nothing continued from it",
     Exclusion.ABORTED: "the call was cut off before its end",
-    Exclusion.CONSTRAINED: "sampled under a grammar, a forced tool call, a penalty or a bias, which no trainer computes",
+    Exclusion.CONSTRAINED: "sampled under a grammar, a forced call, a penalty or a bias, which no trainer computes",
     Exclusion.UNKNOWN_CONTEXT: "the engine never said which prompt ids it had for them",
     Exclusion.OVER_LIMIT: "sampled after a limit of the session had been reached",
 }

@@ -13,6 +13,7 @@ from polar.errors import PolarError
 from polar.nodeapi import EngineState
 from polar.protocols import Engine, EngineFacts, Rendering
 from polar.proxy import ModelProxy, load_rendering
+from polar.records import LogprobMode
 
 log = structlog.get_logger("polar.gateway")
 _WAITING_SECONDS, _HEALTHY_SECONDS = 1.0, 15.0
@@ -33,6 +34,7 @@ class EngineWatch:
         self._news = news
         self._doubt = asyncio.Event()
         self._failures = 0
+        self._mode: LogprobMode | None = None
 
     def doubt(self) -> None:
         """Takes the engine as unhealthy until a probe says otherwise."""
@@ -58,6 +60,8 @@ class EngineWatch:
         problem = facts.problem or (None if facts.healthy else f"the engine {self.engine.base_url} does not answer")
         if problem is None and self.proxy is None:
             problem = self._make_proxy(facts)
+        elif problem is None and facts.logprob_mode != self._mode:
+            problem = f"the engine's logprobs were {self._mode} and are {facts.logprob_mode}: start the gateway again"
         self._failures = self._failures + 1 if problem else 0
         if problem and self.proxy is not None and self._failures < _FAILURES:
             return
@@ -81,7 +85,12 @@ class EngineWatch:
             except (PolarError, OSError) as error:
                 return f"the tokenizer folder {folder} cannot be used: {error}"
         self.proxy = ModelProxy(
-            self.engine, rendering, model=self._node.model_served, context_length=facts.context_length
+            self.engine,
+            rendering,
+            model=self._node.model_served,
+            context_length=facts.context_length,
+            logprob_mode=facts.logprob_mode,
         )
+        self._mode = facts.logprob_mode
         self.ready.set()
         return None

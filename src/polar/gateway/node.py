@@ -70,7 +70,7 @@ class Gateway:
         inference = self.node.inference
         await sweep(self._data / "sandboxes")
         await asyncio.to_thread(self._outbox.rescue, self.node.id, self.epoch)
-        engine = await make_engine(inference.engine, inference.base_url)
+        engine = await make_engine(inference.engine, inference.base_url, inference.patience_seconds)
         self.watch = EngineWatch(engine, self.node, self._news)
         try:
             async with self._link, self._launcher, asyncio.TaskGroup() as self._tasks:

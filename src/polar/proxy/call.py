@@ -20,7 +20,7 @@ from polar.errors import EngineFault, PolarError, ServerFault, TaskFault
 from polar.protocols import AnswerReader, Delta, EngineCall, Piece
 from polar.proxy.canonical import Answer, Ask, Message, Opening, Refusal
 from polar.proxy.conversation import Place, Plan
-from polar.proxy.sampling import effective
+from polar.proxy.sampling import effective, reshapes
 from polar.proxy.transcript import Transcript
 from polar.records import IDS
 from polar.sessionlog import Body, Opened
@@ -68,6 +68,8 @@ class Call:
         self._transcript = Transcript(session.log, session.conversation)
         self._news = asyncio.Event()
         self._sampling: dict[str, Any] = {}
+        self._grammar: dict[str, Any] | None = None
+        self._plan: Plan | None = None
         self._prompt_ids: np.ndarray | None = None
         self._reader: AnswerReader | None = None
         self._relayed = ""
@@ -125,18 +127,19 @@ class Call:
             self._fail(Refusal("engine", "the call was cut off"))
         if self.answer is None:
             self._ask.messages, self._ask.tools = [], None
-        self._body = self._prompt_ids = self._reader = None
+        self._body = self._prompt_ids = self._reader = self._plan = None
 
     # Before the engine
 
     async def _prepare(self) -> tuple[Place, Plan | None]:
         conversation, ask = self._session.conversation, self._ask
         assert self._body is not None, "the task has not ended"
+        self._grammar = self._form()
         place = await aside(len(self._body.raw) > HEAVY_BYTES, conversation.place, ask.messages, ask.tools)
         if not self._session.engine.takes_ids:
             return place, None
         try:
-            plan = await self._plan(place)
+            self._plan = plan = await self._planned(place)
         except TaskFault as fault:
             raise Refusal("bad_request", fault.message) from fault
         length, context = len(plan.ids), self._session.context_length
@@ -144,13 +147,32 @@ class Call:
             raise Refusal("context", f"prompt is too long: {length} tokens > {context} maximum context length")
         return place, plan
 
-    async def _plan(self, place: Place) -> Plan:
+    async def _planned(self, place: Place) -> Plan:
         conversation, ask = self._session.conversation, self._ask
         new = ask.messages[place.expected_count :]
         plan: Plan | None = await aside(_long(new), conversation.continued, place, ask.messages, ask.tools)
         if plan is None:
             plan = await aside(_long(ask.messages), conversation.rendered, place, ask.messages, ask.tools)
         return plan
+
+    def _form(self) -> dict[str, Any] | None:
+        """What an engine that takes ids is told of the form that the answer must have. Raises Refusal."""
+        ask, engine, rendering = self._ask, self._session.engine, self._session.rendering
+        if not ask.forced and ask.json_schema is None:
+            return None
+        asked = "tool_choice" if ask.forced else "a JSON schema for the answer"
+        if not engine.grammars:
+            refusal = f"{asked}: this engine cannot be held to a form: leave the choice at auto, and ask in words"
+            raise Refusal("unsupported", refusal)
+        if rendering is None or not engine.takes_ids:
+            return None
+        grammar = rendering.grammar(None, ask.forced) if ask.forced else rendering.grammar(ask.json_schema, ask.offered)
+        if grammar is None:
+            refusal = (
+                f"{asked}: tool calls as this model writes them cannot be held to a form: leave the choice at auto"
+            )
+            raise Refusal("unsupported", refusal)
+        return grammar
 
     def _open(self, place: Place, plan: Plan | None) -> None:
         session, ask = self._session, self._ask
@@ -173,6 +195,7 @@ class Call:
             stream=ask.stream,
             auxiliary=self.auxiliary,
             sampling=self._sampling,
+            constrained=bool(ask.forced) or ask.json_schema is not None or reshapes(self._sampling),
             messages_base=place.base,
             messages_keep=place.keep,
             messages=ask.messages[place.keep :],
@@ -181,7 +204,7 @@ class Call:
         )
         self._transcript.opened(opened, place)
         name = f"{attempt.session_id}:{attempt.attempt}:{number}".encode()
-        self.opening.id = hashlib.blake2b(name, digest_size=12).hexdigest()
+        self.opening.id = self.opening.id or hashlib.blake2b(name, digest_size=12).hexdigest()
         if plan is not None:
             self._stand(place, plan)
         if rendering is not None and session.engine.takes_ids and ask.stream:
@@ -205,24 +228,38 @@ class Call:
                 if faults == _TRIES or not self._may_ask_again(fault):
                     raise
                 await asyncio.sleep(self._session.backoff * 4 ** (faults - 1))
+                self._begin_again(place)
                 continue
             finally:
                 self._transcript.flush()
             if last is not None and last.finish_reason != "abort":
                 return last
             count = self._transcript.count
-            aborts = aborts + 1 if count == before else 0
-            if aborts == _ENDLESS_ABORTS or (count and not self._session.engine.takes_ids):
+            aborts = aborts + 1 if count == before or not self._continuable else 0
+            if aborts == _ENDLESS_ABORTS or (self.deltas and not self._continuable):
                 raise EngineFault("the engine aborted the call, and it cannot be continued", name="engine_aborted")
             if count >= self._sampling["max_tokens"]:
                 return Piece(ids=np.empty(0, IDS), finish_reason="length")
+            self._begin_again(place)
             # An engine that is about to take new weights aborts again at once.
             await asyncio.sleep(min(0.02 * 2**aborts, 1.0) if aborts else 0)
 
     def _may_ask_again(self, fault: EngineFault) -> bool:
         if fault.name in ("engine_timeout", "engine_lies"):
             return False
-        return not self.deltas and (self._session.engine.takes_ids or not self._transcript.count)
+        return not self.deltas
+
+    @property
+    def _continuable(self) -> bool:
+        """A grammar would start anew behind what was sampled."""
+        return self._session.engine.takes_ids and self._grammar is None
+
+    def _begin_again(self, place: Place) -> None:
+        """What was sampled and cannot be continued stays in the log as a call that was cut off; another takes over."""
+        if self._transcript.count and not self._continuable:
+            self._transcript.cut("abort")
+            self._transcript = Transcript(self._session.log, self._session.conversation)
+            self._open(place, self._plan)
 
     async def _ask_engine(self, place: Place) -> Piece:
         last: Piece | None = None
@@ -236,16 +273,17 @@ class Call:
     def _engine_call(self) -> EngineCall:
         engine, ask = self._session.engine, self._ask
         sampling = self._sampling | {"max_tokens": self._sampling["max_tokens"] - self._transcript.count}
-        call = EngineCall(rid=self._session.request_id(), stream=ask.stream, sampling=sampling)
+        call = EngineCall(rid=self._session.request_id(), stream=ask.stream, sampling=sampling, grammar=self._grammar)
         if engine.takes_ids:
             assert self._prompt_ids is not None
             call.prompt_ids = np.concatenate([self._prompt_ids, self._transcript.ids])
         else:
             call.messages, call.tools, call.tool_choice = ask.messages, ask.tools, ask.tool_choice
+            call.json_schema = ask.json_schema
         return call
 
     def _take(self, place: Place, piece: Piece) -> None:
-        if piece.prompt_ids is not None and self._prompt_ids is None:
+        if piece.prompt_ids is not None and not self._transcript.has_prompt:
             self._stand(place, Plan(ids=piece.prompt_ids, source="engine"))
         self._transcript.take(piece)
         self._session.record.sampled += len(piece.ids)

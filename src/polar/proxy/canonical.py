@@ -38,12 +38,14 @@ class Refusal(Exception):
 
 class Ask(msgspec.Struct, kw_only=True):
     """A model call as the harness asked for it. `tool_choice`: auto, none, required, or {"name": a tool's name}.
-    `echo`: what the dialect itself wants to know again when it answers."""
+    `json_schema`: what the answer's text must be. `echo`: what the dialect itself wants to know again when it answers.
+    """
 
     model: str
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = "auto"
+    json_schema: dict[str, Any] | None = None
     sampling: dict[str, Any] = {}
     stream: bool = False
     usage_in_stream: bool = False
@@ -53,6 +55,17 @@ class Ask(msgspec.Struct, kw_only=True):
     def offered(self) -> list[dict[str, Any]] | None:
         """The tools that an answer may call."""
         return None if self.tool_choice == "none" else self.tools
+
+    @property
+    def forced(self) -> list[dict[str, Any]]:
+        """The tools of which the answer must call one; [] where it need not. Raises Refusal."""
+        if self.tool_choice in ("auto", "none"):
+            return []
+        name = None if self.tool_choice == "required" else self.tool_choice.get("name")
+        tools = [tool for tool in self.tools or [] if name in (None, tool["function"]["name"])]
+        if not tools:
+            raise Refusal("bad_request", f"tool_choice: there is no tool {name or ''!r} to choose")
+        return tools
 
 
 class Opening(msgspec.Struct, kw_only=True):
@@ -175,6 +188,20 @@ def text_block(block: Mapping[str, Any]) -> str:
     if block.get("type") not in ("text", "input_text", "output_text", "refusal"):
         raise Refusal("unsupported", f"content of type {block.get('type')!r} is not supported: this model takes text")
     return str(block.get("refusal" if block["type"] == "refusal" else "text") or "")
+
+
+def json_form(form: Mapping[str, Any], where: str, schema: Any) -> dict[str, Any] | None:
+    """The schema of a form of answers (text, json_object or json_schema); None for text. Raises Refusal."""
+    kind = form.get("type", "text")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind != "json_schema":
+        raise Refusal("unsupported", f"{where}: {kind!r} is not supported")
+    if not isinstance(schema, dict):
+        raise Refusal("bad_request", f"{where}: its schema must be an object")
+    return schema
 
 
 def function_tool(name: str, description: Any, parameters: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from polar.protocols import Engine, Rendering
 from polar.proxy.gate import Gate
 from polar.proxy.server import Find, make_app
 from polar.proxy.session import Attempt, RunRecord, Session, Shared
+from polar.records import LogprobMode
 from polar.requests import TaskRequest
 from polar.sessionlog import Header
 
@@ -23,6 +24,7 @@ _CLOSE_SECONDS = 0.5
 
 class ModelProxy:
     """`context_length` None: the engine's bound is not known, and the engine itself refuses what does not fit.
+    `logprob_mode`: as the engine's probe found it; None: not known.
     `prices` (input, output per million tokens) are needed by tasks with limits.cost alone."""
 
     def __init__(
@@ -32,6 +34,7 @@ class ModelProxy:
         *,
         model: str,
         context_length: int | None,
+        logprob_mode: LogprobMode | None = LogprobMode.SAMPLING_TEMPERATURE,
         prices: dict[str, float] | None = None,
         grace_seconds: float = 10.0,
         backoff_seconds: float = 1.0,
@@ -50,6 +53,7 @@ class ModelProxy:
             grace_seconds=grace_seconds,
             backoff_seconds=backoff_seconds,
         )
+        self._logprob_mode = logprob_mode
         self._keep_alive = keep_alive_seconds
         self._sessions: dict[str, Session] = {}
         self._runners: dict[str, web.AppRunner] = {}
@@ -80,6 +84,7 @@ class ModelProxy:
             tokenizer=rendering.name if rendering else None,
             tokenizer_sha256=rendering.sha256 if rendering else None,
             sampling=task.sampling.model_dump(exclude_none=True),
+            logprob_mode=self._logprob_mode,
             reasoning=task.reasoning,
             created_at=time.time(),
         )

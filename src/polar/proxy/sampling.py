@@ -12,6 +12,12 @@ DEFAULTS: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 """Always said, since engines take defaults of their own from a model's files."""
 LONGEST = 32_768
 """where neither the harness nor the task nor the engine bounds an answer"""
+_PENALTIES = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1}
+_FORMS = (
+    *("json_schema", "regex", "ebnf", "structural_tag", "structured_outputs", "response_format"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "min_new_tokens"),
+)
 
 
 def effective(
@@ -38,6 +44,13 @@ def effective(
         ends = list(dict.fromkeys([*values.get("stop_token_ids", []), *stop_ids]))
         values |= {"stop_token_ids": ends} if ends else {}
     return values
+
+
+def reshapes(values: Mapping[str, Any]) -> bool:
+    """Whether these settings sample from another distribution than the model's at a temperature, whose logprobs no
+    trainer computes again. (top_p, top_k and min_p leave the logprobs of what they leave.)"""
+    moved = any(values.get(name) not in (None, neutral) for name, neutral in _PENALTIES.items())
+    return moved or any(values.get(name) for name in _FORMS)
 
 
 def call_seed(base: int, names: tuple[int, int, int]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from itertools import groupby
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from polar.errors import PolarError, ServerFault
 from polar.protocols import Piece
 from polar.proxy.canonical import Message
 from polar.proxy.conversation import Conversation, Place, Plan
-from polar.records import IDS, LOGPROBS
+from polar.records import IDS, LOGPROBS, VersionSpan
 from polar.sessionlog import Chunk, Delivered, Finished, Joined, LogWriter, Opened
 
 
@@ -21,6 +22,7 @@ class Transcript:
     def __init__(self, log: LogWriter, conversation: Conversation) -> None:
         self.number: int | None = None
         self.count = 0
+        self.has_prompt = False
         self._log = log
         self._conversation = conversation
         self._ids = np.empty(0, IDS)
@@ -41,27 +43,25 @@ class Transcript:
 
     def prompt(self, place: Place, plan: Plan) -> None:
         self._log.append(self._conversation.prompt(self._call, place, plan))
+        self.has_prompt = True
 
     def take(self, piece: Piece) -> None:
-        if not len(piece.ids):
-            return
-        self._first_token_at = self._first_token_at or time.time()
-        self.count += len(piece.ids)
-        if self._chunk and self._chunk[-1].version != piece.version:
-            self.flush()
-        self._chunk.append(piece)
+        if len(piece.ids):
+            self._first_token_at = self._first_token_at or time.time()
+            self.count += len(piece.ids)
+            self._chunk.append(piece)
+        if piece.versions:
+            self._chunk = _by_version(_joined(self._chunk), piece.versions)
 
     def flush(self) -> None:
-        """The pieces of one policy version become one record."""
+        """At the end of an engine's answer: the pieces of one policy version become one record."""
         pieces, self._chunk = self._chunk, []
-        if not pieces:
-            return
-        ids = np.concatenate([piece.ids for piece in pieces])
-        known = [piece.logprobs for piece in pieces if piece.logprobs is not None]
-        logprobs = np.concatenate(known).astype(LOGPROBS) if len(known) == len(pieces) else None
-        self._log.append(Chunk(call=self._call, ids=ids, logprobs=logprobs, version=pieces[0].version))
-        self._ids = np.concatenate([self._ids, ids])
-        self._conversation.sampled(self._call, self._ids)
+        for version, group in groupby(pieces, key=lambda piece: piece.version):
+            part = _joined(list(group))
+            self._log.append(Chunk(call=self._call, ids=part.ids, logprobs=part.logprobs, version=version))
+            self._ids = np.concatenate([self._ids, part.ids])
+        if pieces:
+            self._conversation.sampled(self._call, self._ids)
 
     def finished(self, place: Place, message: Message, last: Piece, *, reason: str, text: str, over: bool) -> None:
         self._log.append(
@@ -114,3 +114,23 @@ class Transcript:
         while self._joins and self.number is not None:
             self._joins -= 1
             self._log.append(Joined(call=self.number, at=time.time()))
+
+
+def _joined(pieces: list[Piece]) -> Piece:
+    known = [piece.logprobs for piece in pieces if piece.logprobs is not None]
+    logprobs = np.concatenate(known).astype(LOGPROBS) if pieces and len(known) == len(pieces) else None
+    return Piece(ids=np.concatenate([np.empty(0, IDS), *(piece.ids for piece in pieces)]), logprobs=logprobs)
+
+
+def _by_version(whole: Piece, versions: list[VersionSpan]) -> list[Piece]:
+    """The piece cut at the spans; what none covers has no version."""
+    labels: list[str | None] = [None] * len(whole.ids)
+    for start, end, version in versions:
+        labels[start:end] = [version] * len(labels[start:end])
+    pieces, at = [], 0
+    for label, group in groupby(labels):
+        end = at + len(list(group))
+        logprobs = None if whole.logprobs is None else whole.logprobs[at:end]
+        pieces.append(Piece(ids=whole.ids[at:end], logprobs=logprobs, version=label))
+        at = end
+    return pieces

@@ -22,6 +22,7 @@ from polar.proxy.canonical import (
     field,
     function_tool,
     joined_text,
+    json_form,
     needed,
     objects,
     picked,
@@ -61,11 +62,15 @@ class Anthropic:
             messages += _messages(message, f"messages.{at}")
         if not any(message["role"] != "system" for message in messages):
             raise Refusal("bad_request", "messages: at least one message is required")
+        # What output_config.format is now was output_format in the beta.
+        named = field(field(body, "output_config", dict, {}), "format", dict)
+        form = field(body, "output_format", dict, {}) if named is None else named
         return Ask(
             model=needed(body, "model", str),
             messages=messages,
             tools=[_tool(tool, f"tools.{at}") for at, tool in enumerate(objects(body, "tools"))] or None,
             tool_choice=_tool_choice(field(body, "tool_choice", dict, {"type": "auto"})),
+            json_schema=json_form(form, "output_config.format", form.get("schema")),
             sampling=picked(body, _SAMPLING),
             stream=field(body, "stream", bool, False),
         )

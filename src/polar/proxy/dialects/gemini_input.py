@@ -140,16 +140,24 @@ def read_system(request: dict[str, Any]) -> list[Message]:
 def read_sampling(config: dict[str, Any]) -> dict[str, Any]:
     if field(config, "candidateCount", int, 1) != 1:
         raise Refusal("unsupported", "candidateCount: one answer a request; send more requests instead")
-    if (form := field(config, "responseMimeType", str, "text/plain")) != "text/plain":
-        raise Refusal("unsupported", f"responseMimeType: {form!r} is not supported")
-    for name in ("responseSchema", "responseJsonSchema", "responseFormat"):
-        if config.get(name) is not None:
-            raise Refusal("unsupported", f"{name} is not supported")
+    if config.get("responseFormat") is not None:
+        raise Refusal("unsupported", "responseFormat is not supported")
     if other := [form for form in field(config, "responseModalities", list, []) if form != "TEXT"]:
         raise Refusal("unsupported", f"responseModalities: {other[0]!r} is not supported: this model gives text")
     if isinstance(top := config.get("topK"), float) and top.is_integer():
         config["topK"] = int(top)
     return picked(config, _SAMPLING)
+
+
+def read_form(config: dict[str, Any]) -> dict[str, Any] | None:
+    """The schema of the answer's JSON; {} for any JSON, None for text."""
+    schema = field(config, "responseJsonSchema", dict) or _schema(field(config, "responseSchema", dict))
+    form = field(config, "responseMimeType", str, "text/plain")
+    if form not in ("text/plain", "application/json"):
+        raise Refusal("unsupported", f"responseMimeType: {form!r} is not supported")
+    if form == "text/plain" and schema:
+        raise Refusal("bad_request", "responseSchema: it needs the responseMimeType application/json")
+    return None if form == "text/plain" else schema or {}
 
 
 def read_tools(request: dict[str, Any]) -> list[dict[str, Any]]:

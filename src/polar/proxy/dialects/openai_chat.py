@@ -18,6 +18,7 @@ from polar.proxy.canonical import (
     field,
     function_tool,
     joined_text,
+    json_form,
     needed,
     objects,
     picked,
@@ -76,9 +77,7 @@ class OpenAIChat(OpenAI):
     def parse(self, body: dict[str, Any], path: str) -> Ask:
         if field(body, "n", int, 1) != 1:
             raise Refusal("unsupported", "n: one answer a request; send more requests instead")
-        form = field(body, "response_format", dict, {}).get("type", "text")
-        if form != "text":
-            raise Refusal("unsupported", f"response_format: {form!r} is not supported")
+        form = field(body, "response_format", dict, {})
         messages = [_message(message, f"messages.{at}") for at, message in enumerate(objects(body, "messages"))]
         if not messages:
             raise Refusal("bad_request", "messages: at least one message is required")
@@ -87,6 +86,7 @@ class OpenAIChat(OpenAI):
             messages=messages,
             tools=[_tool(tool, f"tools.{at}") for at, tool in enumerate(objects(body, "tools"))] or None,
             tool_choice=_tool_choice(field(body, "tool_choice", (str, dict), "auto")),
+            json_schema=json_form(form, "response_format", field(form, "json_schema", dict, {}).get("schema")),
             sampling=picked(body, _SAMPLING),
             stream=field(body, "stream", bool, False),
             usage_in_stream=bool(field(body, "stream_options", dict, {}).get("include_usage")),

@@ -11,7 +11,20 @@ from typing import Any, Literal
 import msgspec
 
 from polar.protocols import Delta
-from polar.proxy.canonical import Answer, Ask, Kind, Message, Opening, Refusal, field, needed, objects, picked, sealed
+from polar.proxy.canonical import (
+    Answer,
+    Ask,
+    Kind,
+    Message,
+    Opening,
+    Refusal,
+    field,
+    json_form,
+    needed,
+    objects,
+    picked,
+    sealed,
+)
 from polar.proxy.dialects.openai_chat import OpenAI
 from polar.proxy.dialects.openai_input import (
     ODD,
@@ -67,11 +80,13 @@ class OpenAIResponses(OpenAI):
             tools=tools,
             seals="reasoning.encrypted_content" in field(body, "include", list, []),
         )
+        form = field(field(body, "text", dict, {}), "format", dict, {})
         return Ask(
             model=field(body, "model", str, "") if path.endswith("/input_tokens") else needed(body, "model", str),
             messages=head + read_messages(items),
             tools=[function for name, (function, _) in functions.items() if name in left] or None,
             tool_choice=choice,
+            json_schema=json_form(form, "text.format", form.get("schema")),
             sampling=picked(body, _SAMPLING),
             stream=field(body, "stream", bool, False),
             echo=echo,
@@ -187,9 +202,6 @@ def _check(body: dict[str, Any]) -> None:
     for name, why in _REFUSED.items():
         if body.get(name):
             raise Refusal("unsupported", f"{name}: {why}")
-    form = field(field(body, "text", dict, {}), "format", dict, {}).get("type", "text")
-    if form != "text":
-        raise Refusal("unsupported", f"text.format: {form!r} is not supported")
 
 
 def _fields(body: dict[str, Any], offered: list[Item]) -> dict[str, Any]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
-from polar.errors import EngineFault, PolarError, PolicyFault
+from polar.errors import EngineFault, PolicyFault
 from polar.protocols import EngineCall, EngineFacts, Piece
-from polar.proxy.engines.http import PROBE_SECONDS, EngineHTTP
+from polar.proxy.engines.http import PATIENCE_SECONDS, EngineHTTP
+from polar.proxy.engines.probing import probed
 from polar.records import IDS, LOGPROBS
 
-_PATH = "/v1/chat/completions"
+ROUTE = "/v1/chat/completions"
 _DEFAULTS = {"top_k": -1}
 """said to engines that need it said; others do not know these fields"""
 
@@ -21,11 +21,14 @@ _DEFAULTS = {"top_k": -1}
 class OpenAI(EngineHTTP):
     kind = "openai"
     takes_ids = False
+    grammars = True
     extras: ClassVar[Mapping[str, Any]] = {}
     """request fields of this engine's own"""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """of settings that this engine has to be told"""
 
-    def __init__(self, base_url: str) -> None:
-        super().__init__(base_url.removesuffix("/v1"))
+    def __init__(self, base_url: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        super().__init__(base_url.removesuffix("/v1"), patience_seconds)
         self._model: str | None = None
 
     async def generate(self, call: EngineCall) -> AsyncIterator[Piece]:
@@ -41,35 +44,37 @@ class OpenAI(EngineHTTP):
                 yield piece
 
     async def probe(self) -> EngineFacts:
-        facts = EngineFacts(kind=self.kind, healthy=False)
-        try:
-            async with asyncio.timeout(PROBE_SECONDS):
-                models = (await self.facts("/v1/models")).get("data") or [{}]
-                facts.model = self._model = models[0].get("id")
-                facts.context_length = models[0].get("max_model_len")
-                await self._sample_one(facts)
-                facts.healthy = True
-        except TimeoutError:
-            facts.problem = f"the engine {self.base_url} did not answer a 1-token request in {PROBE_SECONDS:g} s"
-        except PolarError as fault:
-            facts.problem = fault.message
-        return facts
+        facts = EngineFacts(kind=self.kind, healthy=False, route=ROUTE)
+        return await probed(facts, self._ask(facts), self.base_url)
 
     def check(self, pieces: list[Piece]) -> None:
         """Raises EngineFault `engine_lies` when an answer lacks what this engine promises."""
 
-    async def _sample_one(self, facts: EngineFacts) -> None:
+    async def describe(self, facts: EngineFacts) -> None:
+        [model, *_] = (await self.facts("/v1/models")).get("data") or [{}]
+        facts.model = self._model = model.get("id")
+        facts.context_length = model.get("max_model_len")
+        facts.tokenizer_path = model.get("root")
+
+    async def model(self) -> str:
+        if self._model is None:
+            await self.describe(EngineFacts(kind=self.kind, healthy=False))
+        return self._model or "policy"
+
+    async def _ask(self, facts: EngineFacts) -> None:
+        await self.describe(facts)
         question = [{"role": "user", "content": "hi"}]
         call = EngineCall(rid="", stream=False, messages=question, sampling={"max_tokens": 1, "temperature": 1.0})
         pieces = [piece async for piece in self.generate(call)]
-        facts.returns_ids = any(len(piece.ids) for piece in pieces)
         facts.version = pieces[-1].version
 
     async def _request(self, call: EngineCall) -> dict[str, Any]:
-        if self._model is None:
-            self._model = ((await self.facts("/v1/models")).get("data") or [{}])[0].get("id") or "policy"
         given = {name: value for name, value in call.sampling.items() if value != _DEFAULTS.get(name)}
-        body = {"model": self._model, "messages": call.messages, "stream": call.stream, **given, **self.extras}
+        body: dict[str, Any] = {"model": await self.model(), "messages": call.messages, "stream": call.stream}
+        body |= {**self.defaults, **given, **self.extras}
+        if call.json_schema is not None:
+            schema = {"name": "answer", "schema": call.json_schema, "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
         if call.tools:
             choice = call.tool_choice
             named = {"type": "function", "function": choice} if isinstance(choice, dict) else choice
@@ -77,7 +82,7 @@ class OpenAI(EngineHTTP):
         return body | ({"stream_options": {"include_usage": True}} if call.stream else {})
 
     async def _pieces(self, call: EngineCall, body: dict[str, Any]) -> AsyncIterator[Piece]:
-        async with self.post(_PATH, body) as response:
+        async with self.post(ROUTE, body) as response:
             reply = _Reply()
             if call.stream:
                 async for document in self.events(response):

@@ -89,8 +89,8 @@ class SGLang(EngineHTTP):
 
     async def _mode(self) -> LogprobMode | None:
         """SGLANG_RETURN_ORIGINAL_LOGPROB makes it raw. The likeliest token is told whichever was sampled."""
-        likeliest = [await self._likeliest(temperature) for temperature in (1.0, HOT)]
-        return mode_of(likeliest[0], likeliest[1]) if None not in likeliest else None
+        likeliest, hot = await self._likeliest(1.0), await self._likeliest(HOT)
+        return mode_of(likeliest, hot) if likeliest is not None and hot is not None else None
 
     async def _likeliest(self, temperature: float) -> float | None:
         sampling = {"max_new_tokens": 1, "temperature": temperature}

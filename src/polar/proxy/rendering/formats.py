@@ -12,6 +12,7 @@ from typing import Any
 
 from polar.proxy.rendering.harmony import Harmony
 from polar.proxy.rendering.parsing import (
+    CallForm,
     Format,
     Found,
     Markup,
@@ -28,6 +29,7 @@ class Hermes(Markup):
     signs = (CALL,)
     opens = (CALL,)
     markers = (CALL, END_CALL)
+    call_form = CallForm(f'{CALL}\n{{"name": "', '", "arguments": ', f"}}\n{END_CALL}")
 
     def found(self, text: str, tools: list[dict[str, Any]]) -> Iterator[Found]:
         at = 0
@@ -107,6 +109,7 @@ class Llama(Markup):
     opens = (TAG,)
     markers = (TAG,)
     opens_alone = ("{",)
+    call_form = CallForm('{"name": "', '", "parameters": ', "}")
     ends = ("<|eom_id|>", "<|eot_id|>")
 
     def found(self, text: str, tools: list[dict[str, Any]]) -> Iterator[Found]:

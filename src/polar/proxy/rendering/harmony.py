@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from polar.protocols import Delta
-from polar.proxy.rendering.parsing import Markers, Scanner, Tools, call_of
+from polar.proxy.rendering.parsing import CallForm, Markers, Scanner, Tools, call_of
 
 CHANNEL, MESSAGE = "<|channel|>", "<|message|>"
 ANALYSIS = CHANNEL + "analysis" + MESSAGE
@@ -45,6 +45,7 @@ class Harmony:
     signs: tuple[str, ...] = (CHANNEL,)
     markers: tuple[str, ...] = ()
     ends: tuple[str, ...] = ("<|return|>", "<|call|>")
+    call_form: CallForm | None = None
 
     def opens_reasoning(self, prompt: str) -> bool:
         return prompt.endswith(ANALYSIS)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from polar.protocols import Delta
 
@@ -65,6 +65,14 @@ def call_of(name: Any, arguments: Any) -> dict[str, Any] | None:
     return {"type": "function", "function": {"name": name, "arguments": text}} if isinstance(arguments, dict) else None
 
 
+class CallForm(NamedTuple):
+    """What stands around the name and the arguments of a call, which are JSON, up to its end."""
+
+    before_name: str
+    before_arguments: str
+    end: str
+
+
 class Scanner(Protocol):
     """Text in pieces of any size in; out comes what may be relayed: never more than `Format.parse` makes of it all."""
 
@@ -89,6 +97,11 @@ class Format(Protocol):
         """Tokens that end a turn beside the template's own, where the vocabulary has them."""
         ...
 
+    @property
+    def call_form(self) -> CallForm | None:
+        """None: calls are not JSON between two texts."""
+        ...
+
     def opens_reasoning(self, prompt: str) -> bool:
         """Whether the prompt leaves the answer inside the reasoning."""
         ...
@@ -108,6 +121,7 @@ class Markup:
     ends: tuple[str, ...] = ()
     opens: tuple[str, ...] = ()
     """what may begin a call"""
+    call_form: CallForm | None = None
     opens_alone: tuple[str, ...] = ()
     """what may begin one at the start of the answer, and nowhere else"""
 

@@ -22,6 +22,7 @@ from polar.errors import ConfigError, TaskFault
 from polar.protocols import Delta
 from polar.proxy.rendering.chat_template import QUESTION, Message, Tools
 from polar.proxy.rendering.folder import TokenizerFolder
+from polar.proxy.rendering.grammars import grammar
 from polar.proxy.rendering.parsing import arguments_of, call_of
 from polar.proxy.rendering.tokens import Tokens
 from polar.records import IDS
@@ -79,6 +80,10 @@ class RenderersRendering:
 
     def reader(self, tools: Tools, stops: Sequence[str]) -> _NothingYet:
         return _NothingYet()
+
+    def grammar(self, schema: dict[str, Any] | None, tools: Tools) -> dict[str, Any] | None:
+        """The package does not say how it writes calls."""
+        return grammar(schema, tools, None, reasoning_open=False)
 
     def decode(self, ids: np.ndarray) -> str:
         return self._tokens.decode(ids)

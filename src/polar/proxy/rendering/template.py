@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from polar.proxy.rendering.bridges import STAND_IN, Bridges
 from polar.proxy.rendering.chat_template import QUESTION, ChatTemplate, Message, Tools
 from polar.proxy.rendering.folder import TokenizerFolder
 from polar.proxy.rendering.formats import format_of
+from polar.proxy.rendering.grammars import grammar
 from polar.proxy.rendering.tokens import Reader, Tokens, without_end
 
 
@@ -63,6 +65,9 @@ class TemplateRendering:
     def reader(self, tools: Tools, stops: Sequence[str]) -> AnswerReader:
         scanner = self._format.scanner(tools, reasoning_open=self._reasoning_open, stops=stops)
         return Reader(self._tokens, self._ends, scanner)
+
+    def grammar(self, schema: dict[str, Any] | None, tools: Tools) -> dict[str, Any] | None:
+        return grammar(schema, tools, self._format.call_form, reasoning_open=self._reasoning_open)
 
     def decode(self, ids: np.ndarray) -> str:
         return self._tokens.decode(ids)

@@ -263,7 +263,7 @@ def _plain(text: str | None) -> str:
 
 
 def _hash(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()
+    return hashlib.sha256(data).digest()[:16]
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> int:

@@ -22,15 +22,12 @@ _REMEMBERED = 8
 
 
 class Body:
-    """A request's bytes; `digest` names them."""
+    """A request's bytes; `digest` names them, `heads` each block from the start."""
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
-        view, end = memoryview(raw), len(raw)
-        starts = range(0, end - BLOCK + 1, BLOCK)
-        self.heads = _digests([view[at : at + BLOCK] for at in starts])
-        self.tails = _digests([view[end - at - BLOCK : end - at] for at in starts])
-        rest = raw[len(starts) * BLOCK :]
+        self.heads = _digests(raw, range(0, len(raw) - BLOCK + 1, BLOCK))
+        rest = raw[len(self.heads) * BLOCK :]
         self.digest = hashlib.sha256(self.heads.tobytes() + rest).digest()
 
 
@@ -50,22 +47,22 @@ class Bodies:
         """The fields of the opened record of call `number` that hold its body. `like`: the call whose body it probably
         goes on from; else the newest one is taken."""
         base = like if like in self._marks else next(reversed(self._marks), None)
-        keep, tail = self._shared(base, body)
-        self._marks[number] = _Marks(len(body.raw), body.heads, body.tails)
-        if len(self._marks) > _REMEMBERED:
-            del self._marks[next(iter(self._marks))]
-        data = zstandard.ZstdCompressor(level=1).compress(body.raw[keep : len(body.raw) - tail])
+        known = self._marks[base] if base is not None else _Marks(0, body.heads[:0], body.heads[:0])
+        keep = _same(known.heads, body.heads) * BLOCK
+        # Blocks from the end: of what is new alone, since that is as far as the next body's can be expected to go.
+        length = len(body.raw)
+        tails = _digests(body.raw, range(length - BLOCK, keep - 1, -BLOCK))
+        room = (min(length, known.length) - keep) // BLOCK
+        tail = min(_same(known.tails, tails), room) * BLOCK
+        self._remember(number, _Marks(length, body.heads, tails))
+        data = zstandard.ZstdCompressor(level=1).compress(body.raw[keep : length - tail])
         shared = {"body_base": base, "body_keep": keep, "body_tail": tail} if keep or tail else {}
         return {"body": data} | shared
 
-    def _shared(self, base: int | None, body: Body) -> tuple[int, int]:
-        """How many bytes at the start and at the end are those of `base`; they overlap in neither body."""
-        if base is None:
-            return 0, 0
-        known = self._marks[base]
-        keep = _same(known.heads, body.heads)
-        room = (min(len(body.raw), known.length) - keep * BLOCK) // BLOCK
-        return keep * BLOCK, min(_same(known.tails, body.tails), room) * BLOCK
+    def _remember(self, number: int, marks: _Marks) -> None:
+        self._marks[number] = marks
+        if len(self._marks) > _REMEMBERED:
+            del self._marks[next(iter(self._marks))]
 
 
 def restore(chain: Sequence[Opened]) -> bytes:
@@ -77,9 +74,10 @@ def restore(chain: Sequence[Opened]) -> bytes:
     return raw
 
 
-def _digests(blocks: list[memoryview]) -> np.ndarray:
+def _digests(raw: bytes, starts: range) -> np.ndarray:
     """Eight bytes a block: what is compared are a few thousand of one session, not what an adversary could choose."""
-    return np.frombuffer(b"".join(hashlib.sha256(block).digest()[:8] for block in blocks), np.uint64)
+    view = memoryview(raw)
+    return np.frombuffer(b"".join([hashlib.sha256(view[at : at + BLOCK]).digest()[:8] for at in starts]), np.uint64)
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> int:

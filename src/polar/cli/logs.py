@@ -25,7 +25,8 @@ def configure(verbose: bool) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
+        # Whatever stderr is when something is logged: it may be another one by then.
+        logger_factory=lambda *names: structlog.PrintLogger(sys.stderr),
+        cache_logger_on_first_use=False,
     )
     logging.basicConfig(level=logging.DEBUG if verbose else logging.WARNING, stream=sys.stderr)

@@ -47,6 +47,15 @@ class HangingStart(Bubblewrap):
         await asyncio.Event().wait()
 
 
+class ColdStart(Bubblewrap):
+    """Its first sandbox for grading does not come up."""
+
+    async def start(self, place: Place) -> None:
+        if place.session_id.endswith(".eval1"):
+            raise KeyError("a bug of the runtime's")
+        await super().start(place)
+
+
 class BadStop(Bubblewrap):
     """A sandbox that goes, and then complains."""
 

@@ -1,4 +1,5 @@
-"""The scripted engine: SGLang's /generate or chat completions, each answer and each fault written down beforehand.
+"""The scripted engine: SGLang's /generate, chat completions and, where it `offers` them, vLLM's routes of token ids,
+each answer and each fault written down beforehand.
 
 A script is a list of steps, one a generation; when it is used up, the engine says "ok", or with `numbered` "answer 1",
 "answer 2", …, so that no two answers are alike. A step is a dict:
@@ -11,8 +12,10 @@ A script is a list of steps, one a generation; when it is used up, the engine sa
   drift            [[ids], [ids]]: chat only, the first replaced by the second in the prompt that the engine claims
   message          chat only: the message instead of one with the text
   probe            this step is for a gateway's probe
+  versions         [[start, end, version]] instead of `version`: new weights within an answer
+  refuse           the words of a 400
   without          names of fields that a router in between has dropped
-Runs in a thread (`scripted_engine`) or as a process of its own (`python engine.py --port N --tokenizer FOLDER`).
+Runs in a thread (`scripted_engine`) or as a process of its own (`python -m peers.engine --port N --tokenizer FOLDER`).
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import itertools
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +36,17 @@ import jinja2
 from aiohttp import web
 from tokenizers import Tokenizer
 
+from peers.engine_answers import Answer, Chat, Completions, Generate, Tokens
+
 FAULTS = ("500", "overflow", "hang", "drop", "error_event", "no_ids")
 CONTEXT = 4096
 
 
 class Machine:
-    def __init__(self, tokenizer: Path | None, incremental: bool, numbered: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Path | None, incremental: bool, numbered: bool = False, mode: str = "sampling_temperature"
+    ) -> None:
+        self.mode = mode
         self.numbers = itertools.count(1) if numbered else None
         self.script: list[dict[str, Any]] = []
         self.requests: list[dict[str, Any]] = []
@@ -56,7 +64,8 @@ class Machine:
 
     def step(self, body: dict[str, Any]) -> dict[str, Any]:
         """The script's next step. A gateway's probe, whenever it comes, takes only a step that says it is for one."""
-        probe = body.get("input_ids") == [1] or (body.get("max_tokens") == 1 and len(body["messages"]) == 1)
+        given = [body.get(name) for name in ("input_ids", "token_ids", "prompt")]
+        probe = [1] in given or (body.get("max_tokens") == 1 and len(body.get("messages", [])) == 1)
         if self.script and bool(self.script[0].get("probe")) == probe:
             return self.script.pop(0)
         if self.numbers is not None and not probe:
@@ -76,123 +85,26 @@ class Machine:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
 
-class Answer:
-    """One generation, in the words of one API."""
-
-    def __init__(self, machine: Machine, step: dict[str, Any], body: dict[str, Any]) -> None:
-        self.machine, self.step, self.body = machine, step, body
-        self.all_ids = machine.ids(step)
-        limit = (body.get("sampling_params") or {}).get("max_new_tokens") or body.get("max_tokens")
-        self.ids = self.all_ids[:limit]
-        default = "length" if len(self.ids) < len(self.all_ids) else "stop"
-        self.finish = default if default == "length" else step.get("finish", default)
-        self.logprobs = step.get("logprobs", [-0.5] * len(self.ids))
-
-    def matched(self, default: Any = None) -> Any:
-        return self.step.get("matched", self.ids[-1] if self.finish == "stop" and self.ids else default)
-
-    def done(self, document: dict[str, Any]) -> dict[str, Any]:
-        for name in self.step.get("without", []):
-            document.pop(name, None)
-        return document
+KINDS: dict[str, type[Answer]] = {
+    "/generate": Generate,
+    "/v1/chat/completions": Chat,
+    "/inference/v1/generate": Tokens,
+    "/v1/completions": Completions,
+}
+ALWAYS = ("/generate", "/v1/chat/completions")
 
 
-class Generate(Answer):
-    """SGLang's /generate."""
+def make_app(machine: Machine, offers: Sequence[str] = ()) -> web.Application:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        kind = KINDS[request.path]
+        try:
+            return await answered(request, kind)
+        except asyncio.CancelledError:
+            if kind in (Tokens, Completions):
+                machine.aborted.append(request.path)
+            raise
 
-    def whole(self) -> dict[str, Any]:
-        return self.event(0, len(self.ids), last=True, cumulative=True)
-
-    def start(self) -> list[dict[str, Any]]:
-        return []
-
-    def event(self, start: int, end: int, *, last: bool, cumulative: bool | None = None) -> dict[str, Any]:
-        repeats = not self.machine.incremental if cumulative is None else cumulative
-        first = 0 if repeats else start
-        meta: dict[str, Any] = {
-            "id": self.body.get("rid"),
-            "finish_reason": {"type": self.finish, "matched": self.matched()} if last else None,
-            "prompt_tokens": len(self.body["input_ids"]),
-            "completion_tokens": end,
-            "weight_version": self.step.get("version", "1"),
-        }
-        if self.step.get("fault") != "no_ids":
-            pairs = zip(self.logprobs[first:end], self.ids[first:end], strict=False)
-            meta["output_token_logprobs"] = [[logprob, number, None] for logprob, number in pairs]
-        document = {"text": "", "output_ids": self.ids[first:end], "meta_info": meta}
-        if self.step.get("fault") == "no_ids":
-            del document["output_ids"]
-        return self.done(document)
-
-    def end(self) -> list[dict[str, Any]]:
-        return []
-
-
-class Chat(Answer):
-    """Chat completions, with the ids that were asked for."""
-
-    def __init__(self, machine: Machine, step: dict[str, Any], body: dict[str, Any]) -> None:
-        super().__init__(machine, step, body)
-        prompt = machine.render(body)
-        for old, new in [step["drift"]] if "drift" in step else []:
-            at = next(i for i in range(len(prompt)) if prompt[i : i + len(old)] == old)
-            prompt[at : at + len(old)] = new
-        self.with_ids = body.get("return_token_ids") and step.get("fault") != "no_ids"
-        self.prompt = {"prompt_token_ids": prompt} if self.with_ids else {}
-        self.prompt_tokens = len(prompt)
-
-    def whole(self) -> dict[str, Any]:
-        choice = {"index": 0, "message": self.message(), **self.tokens(0, len(self.ids)), **self.finished()}
-        usage = {"prompt_tokens": self.prompt_tokens, "completion_tokens": len(self.ids)}
-        return self.done({"object": "chat.completion", "choices": [choice], "usage": usage, **self.prompt})
-
-    def start(self) -> list[dict[str, Any]]:
-        choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        return [self.done({"choices": [choice], **self.prompt})]
-
-    def event(self, start: int, end: int, *, last: bool) -> dict[str, Any]:
-        delta: dict[str, Any] = {"content": self.text(start, end)}
-        if "message" in self.step:
-            delta = self.step["message"] if last else {}
-            delta = delta | ({"tool_calls": calls} if (calls := _indexed(delta)) else {})
-        finish = self.finished() if last else {"finish_reason": None}
-        return self.done({"choices": [{"index": 0, "delta": delta, **self.tokens(start, end), **finish}]})
-
-    def end(self) -> list[dict[str, Any]]:
-        usage = {"prompt_tokens": self.prompt_tokens, "completion_tokens": len(self.ids)}
-        return [{"choices": [], "usage": usage}]
-
-    def message(self) -> dict[str, Any]:
-        return self.step.get("message") or {"role": "assistant", "content": self.text(0, len(self.ids))}
-
-    def text(self, start: int, end: int) -> str:
-        shown = [number for number in self.ids[start:end] if number != self.machine.end]
-        return self.machine.tokenizer.decode(shown, skip_special_tokens=False)
-
-    def tokens(self, start: int, end: int) -> dict[str, Any]:
-        content = [
-            {"token": "x", "logprob": logprob, "top_logprobs": [{"token": "other", "logprob": -0.1}]}
-            for logprob in self.logprobs[start:end]
-        ]
-        ids = {"token_ids": self.ids[start:end]} if self.with_ids else {}
-        return {"logprobs": {"content": content}, **ids}
-
-    def finished(self) -> dict[str, Any]:
-        return {"finish_reason": self.finish, "stop_reason": self.step.get("matched")}
-
-
-def _indexed(delta: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{"index": at, **call} for at, call in enumerate(delta.get("tool_calls") or [])]
-
-
-def make_app(machine: Machine) -> web.Application:
-    async def generate(request: web.Request) -> web.StreamResponse:
-        return await respond(request, Generate)
-
-    async def chat(request: web.Request) -> web.StreamResponse:
-        return await respond(request, Chat)
-
-    async def respond(request: web.Request, kind: type[Generate] | type[Chat]) -> web.StreamResponse:
+    async def answered(request: web.Request, kind: type[Answer]) -> web.StreamResponse:
         body = await request.json()
         step = machine.step(body)
         machine.requests.append({"path": request.path, "body": body})
@@ -202,6 +114,8 @@ def make_app(machine: Machine) -> web.Application:
         if fault == "overflow":
             text = f"The input (9999 tokens) is longer than the model's context length ({CONTEXT} tokens)."
             return web.json_response({"error": {"message": text}}, status=400)
+        if "refuse" in step:
+            return web.json_response({"error": {"message": step["refuse"]}}, status=400)
         answer = kind(machine, step, body)
         rid = body.get("rid") or ""
         stopped = machine.stopped.setdefault(rid, asyncio.Event())
@@ -212,7 +126,7 @@ def make_app(machine: Machine) -> web.Application:
             request.transport.close()
         return web.Response(text=json.dumps(answer.whole()), content_type="application/json")
 
-    async def stream(request: web.Request, answer: Generate | Chat, stopped: asyncio.Event) -> web.StreamResponse:
+    async def stream(request: web.Request, answer: Answer, stopped: asyncio.Event) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
 
@@ -243,7 +157,7 @@ def make_app(machine: Machine) -> web.Application:
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    async def interrupted(answer: Generate | Chat, stopped: asyncio.Event, at: int) -> None:
+    async def interrupted(answer: Answer, stopped: asyncio.Event, at: int) -> None:
         """Holds; an abort meanwhile cuts the answer where it is."""
         if answer.step.get("fault") == "hang":
             await asyncio.Event().wait()
@@ -293,8 +207,7 @@ def make_app(machine: Machine) -> web.Application:
     app = web.Application(client_max_size=1 << 28)
     app.add_routes(
         [
-            web.post("/generate", generate),
-            web.post("/v1/chat/completions", chat),
+            *(web.post(path, respond) for path in (*ALWAYS, *offers)),
             web.post("/abort_request", abort),
             web.get("/health", health),
             web.get("/server_info", info),
@@ -308,8 +221,8 @@ def make_app(machine: Machine) -> web.Application:
     return app
 
 
-async def serve(sock: socket.socket, machine: Machine, stop: asyncio.Event) -> None:
-    runner = web.AppRunner(make_app(machine), handler_cancellation=True, shutdown_timeout=0.1)
+async def serve(sock: socket.socket, machine: Machine, stop: asyncio.Event, offers: Sequence[str] = ()) -> None:
+    runner = web.AppRunner(make_app(machine, offers), handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     await web.SockSite(runner, sock).start()
     await stop.wait()
@@ -345,13 +258,20 @@ class ScriptedEngine:
 
 @contextlib.contextmanager
 def scripted_engine(
-    tokenizer: Path | None = None, *, incremental: bool = False, numbered: bool = False, port: int = 0
+    tokenizer: Path | None = None,
+    *,
+    incremental: bool = False,
+    numbered: bool = False,
+    port: int = 0,
+    offers: Sequence[str] = (),
+    mode: str = "sampling_temperature",
 ) -> Iterator[ScriptedEngine]:
+    """`offers`: routes beside ALWAYS; `mode`: of which distribution its logprobs are, to a probe."""
     sock = socket.create_server(("127.0.0.1", port))
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
-    machine = Machine(tokenizer, incremental, numbered)
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(sock, machine, stop),))
+    machine = Machine(tokenizer, incremental, numbered, mode)
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(sock, machine, stop, offers),))
     thread.start()
     try:
         yield ScriptedEngine(f"http://127.0.0.1:{sock.getsockname()[1]}")

@@ -138,8 +138,9 @@ def test_the_end_of_the_session_aborts_at_once(engine: ScriptedEngine, patient: 
 @contextlib.contextmanager
 def engine_process(tokenizer: Path, port: int) -> Iterator[subprocess.Popen[str]]:
     """The scripted engine as a process of its own; listening when this is entered."""
-    command = [sys.executable, peers.engine.__file__, "--tokenizer", str(tokenizer), "--port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", "peers.engine", "--tokenizer", str(tokenizer), "--port", str(port)]
+    tests = Path(peers.engine.__file__).parents[1]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tests) as process:
         assert process.stdout is not None
         process.stdout.readline()
         try:

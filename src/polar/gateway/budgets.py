@@ -18,7 +18,7 @@ Paused = Callable[[], float]
 """tells the seconds so far that count against nobody"""
 log = structlog.get_logger("polar.gateway")
 _OBEY_SECONDS = 10.0
-_GRAIN_SECONDS = 0.05
+GRAIN_SECONDS = 0.05
 """between two looks at the clock while a pause holds the end off"""
 
 
@@ -44,7 +44,7 @@ async def within(seconds: float, stage: str, work: Coroutine[Any, Any, T], pause
             left = seconds - (loop.time() - started) + (paused() - before)
             if left <= 0:
                 raise StageTimeout(f"the budget of {stage}, {seconds:g} s, is spent")
-            await asyncio.wait({task}, timeout=max(left, _GRAIN_SECONDS))
+            await asyncio.wait({task}, timeout=max(left, GRAIN_SECONDS))
         if task.cancelled():
             raise ServerFault(f"{stage} cancelled itself", name="bug")
         return task.result()

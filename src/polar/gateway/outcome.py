@@ -6,6 +6,7 @@ import msgspec
 
 from polar.endings import TABLE
 from polar.errors import BuildFault, EvaluationFault, HarnessFault, PolarError, SandboxFault, TaskFault
+from polar.gateway.budgets import StageTimeout
 from polar.nodeapi import NodeResult
 from polar.protocols import ExecResult
 from polar.records import BuildResult, EvaluationResult, SessionTiming, Termination
@@ -67,7 +68,7 @@ class Outcome(msgspec.Struct, kw_only=True):
             return Termination.INFRASTRUCTURE
         if self.stopped is not None:
             return self.stopped
-        if fault is None or isinstance(fault, BuildFault | EvaluationFault):
+        if fault is None or isinstance(fault, BuildFault | EvaluationFault | StageTimeout):
             return self.termination
         if isinstance(fault, TaskFault | HarnessFault):
             return Termination.PREPARE

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -142,9 +142,9 @@ class Session:
             self.stage = SessionStatus.INITIALIZING
             with timed(self.outcome.timing, "init_ms"):
                 runtime, harness = await self._initialise()
-        self.stage = SessionStatus.READY
+        self.stage, self.outcome.termination = SessionStatus.READY, Termination.QUEUE
         waiting = time.monotonic()
-        async with self.node.stages.run.slot():
+        async with self.node.stages.run.slot(self._queue_patience()):
             self.outcome.timing.ready_queue_ms = milliseconds(time.monotonic() - waiting)
             self.stage = SessionStatus.RUNNING
             with timed(self.outcome.timing, "run_ms"):
@@ -154,6 +154,14 @@ class Session:
         async with self.node.stages.postrun.slot():
             with timed(self.outcome.timing, "postrun_ms"):
                 await self._after_run(runtime, harness)
+
+    def _queue_patience(self) -> Callable[[], float] | None:
+        """Waiting in READY counts as waiting in the queue."""
+        budget, paused, started = self._budgets.queue, self.node.proxy.paused_seconds, time.monotonic()
+        if budget is None:
+            return None
+        end = started + budget - self.outcome.timing.register_to_init_queue_ms / 1000 - paused()
+        return lambda: end + paused() - time.monotonic()
 
     # INIT
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 
+from polar.gateway.budgets import GRAIN_SECONDS, StageTimeout
 from polar.nodeapi import Workers
 from polar.records import GatewayMetrics
 
@@ -29,14 +30,26 @@ class Stage:
         return self.counts["inside"]
 
     @asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
+    async def slot(self, patience: Callable[[], float] | None = None) -> AsyncIterator[None]:
+        """`patience` tells how many seconds more may be waited. Raises StageTimeout when there are none left."""
         with self._counted("waiting"):
-            await self._slots.acquire()
+            await self._acquire(patience)
         try:
             with self._counted("inside"):
                 yield
         finally:
             self._slots.release()
+
+    async def _acquire(self, patience: Callable[[], float] | None) -> None:
+        if patience is None:
+            await self._slots.acquire()
+            return
+        while (left := patience()) > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(left, GRAIN_SECONDS)):
+                    await self._slots.acquire()
+                    return
+        raise StageTimeout("no run slot came free within the queue budget", name="queue")
 
     @contextmanager
     def _counted(self, what: str) -> Iterator[None]:

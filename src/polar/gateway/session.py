@@ -160,7 +160,7 @@ class Session:
         budget, paused, started = self._budgets.queue, self.node.proxy.paused_seconds, time.monotonic()
         if budget is None:
             return None
-        end = started + budget - self.outcome.timing.register_to_init_queue_ms / 1000 - paused()
+        end = started + budget - (self.outcome.timing.register_to_init_queue_ms or 0.0) / 1000 - paused()
         return lambda: end + paused() - time.monotonic()
 
     # INIT

@@ -1,6 +1,6 @@
 """Which tokens a turn continues. A call that goes on from an earlier answer continues the ids that were sampled for it.
 
-An attempt's messages form a tree of digests: no text is kept, and no history is copied a turn. Only changed content
+An attempt's messages form a tree of 64-bit digests: no text is kept, no history is copied a turn. Only changed content
 makes another branch. What the wire changes without changing the conversation does not: digests are of canonical
 messages, and leave out spaces at the ends, reasoning that is merely absent, the spelling of tool arguments, and the
 names of tool calls' ids: a result belongs to a call, whatever it is called.
@@ -8,7 +8,7 @@ names of tool calls' ids: a result belongs to a call, whatever it is called.
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Hashable
 from typing import Any, Literal
 
 import msgspec
@@ -32,8 +32,8 @@ class Place(msgspec.Struct, kw_only=True):
     their first `expected_count`. `base`: the call that shares the longest start with them, `keep` messages.
     """
 
-    chain: list[bytes]
-    tools_digest: bytes
+    chain: list[int]
+    tools_digest: int
     expected: int | None = None
     expected_count: int = 0
     base: int | None = None
@@ -66,17 +66,17 @@ class Conversation:
         self._rendering = rendering
         self._policy = reasoning
         self._known: dict[int, _Known] = {}
-        self._nodes: dict[bytes, tuple[int, int]] = {}
-        self._answers: dict[bytes, list[int]] = {}
-        self._tools: dict[bytes, int] = {}
+        self._nodes: dict[int, tuple[int, int]] = {}
+        self._answers: dict[int, list[int]] = {}
+        self._tools: dict[int, int] = {}
 
     def place(self, messages: list[Message], tools: Tools) -> Place:
-        at, calls = _hash(_SORTED.encode(tools or None)), CallNumbers()
+        at, calls = hash(_SORTED.encode(tools or None)), CallNumbers()
         place = Place(chain=[], tools_digest=at)
         repeated: list[int] = []
         edited = False
         for count, message in enumerate(messages, 1):
-            at = _hash(at + gist(message, calls))
+            at = hash((at, gist(message, calls)))
             place.chain.append(at)
             if (node := self._nodes.get(at)) is not None:
                 place.base, place.keep = node
@@ -147,7 +147,7 @@ class Conversation:
         known.reasoning = _plain(message.get("reasoning_content"))
         known.reasoned = known.reasoned or bool(known.reasoning)
         known.call_ids = _ids(message)
-        at = _hash(place.chain[-1] + gist(message))
+        at = hash((place.chain[-1], gist(message)))
         self._nodes.setdefault(at, (number, len(place.chain) + 1))
         self._answers.setdefault(at, []).append(number)
 
@@ -218,17 +218,17 @@ class CallNumbers:
         return self._numbers.get(call_id or "", call_id or "")
 
 
-def gist(message: Message, calls: CallNumbers | None = None) -> bytes:
+def gist(message: Message, calls: CallNumbers | None = None) -> tuple[Hashable, ...]:
     """Equal for messages that say the same, however they are spelt. `calls`: those before it, which it adds to."""
     calls = calls or CallNumbers()
     content = message.get("content") or ""
-    made = [
-        [call["function"]["name"], _spelling_free(call["function"]["arguments"])]
+    made = tuple(
+        (call["function"]["name"], _spelling_free(call["function"]["arguments"]))
         for call in message.get("tool_calls") or []
-    ]
+    )
     calls.add(message)
     text = content.strip() if message["role"] == "assistant" else content.rstrip()
-    return _SORTED.encode([message["role"], text, made, calls.of(message.get("tool_call_id"))])
+    return message["role"], text, made, calls.of(message.get("tool_call_id"))
 
 
 def _ids(message: Message) -> list[str]:
@@ -251,19 +251,15 @@ def _named(new: list[Message], messages: list[Message]) -> list[Message]:
     ]
 
 
-def _spelling_free(arguments: Any) -> Any:
+def _spelling_free(arguments: str) -> bytes | str:
     try:
-        return _READ.decode(arguments) if isinstance(arguments, str) else arguments
+        return _SORTED.encode(_READ.decode(arguments))
     except (ValueError, RecursionError):
         return arguments.strip()
 
 
 def _plain(text: str | None) -> str:
     return (text or "").strip()
-
-
-def _hash(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()[:16]
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> int:

@@ -85,7 +85,7 @@ class Session:
         self._ending = False
         self._shared = shared
         self._tasks: dict[Call, asyncio.Task[None]] = {}
-        self._recent: list[tuple[tuple[str, bytes], Call]] = []
+        self._recent: list[tuple[tuple[str, int], Call]] = []
         self._timers: dict[Call, asyncio.TimerHandle] = {}
         self._turns = 0
         self._cost = 0.0
@@ -195,7 +195,7 @@ class Session:
         self._recent = [(key, kept) for key, kept in self._recent if kept is not call]
         task.cancel()
 
-    def _repeated(self, key: tuple[str, bytes], ask: Ask, says_so: bool) -> Call | None:
+    def _repeated(self, key: tuple[str, int], ask: Ask, says_so: bool) -> Call | None:
         recent = [(at, call) for at, call in reversed(self._recent) if call.failure is None]
         equal = [call for at, call in recent if at == key or call.asks(ask)]
         left = [call for call in equal if not call.delivered and not call.followers]

@@ -122,7 +122,7 @@ class AgentSpec(Request):
 
     @model_validator(mode="after")
     def _one_harness(self) -> AgentSpec:
-        if (self.harness is None) == (self.import_path is None):
+        if bool(self.harness) == bool(self.import_path):
             raise ValueError("give exactly one of harness and import_path")
         if self.harness == "shell" and self.custom_shell is None:
             raise ValueError("harness 'shell' needs custom_shell: {command: what to run}")

@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,6 +37,7 @@ class Server:
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
         assert self.url, "the server did not start"
+        threading.Thread(target=self.process.stdout.read, daemon=True).start()  # or a full pipe would stop it
         self.settings["port"] = int(self.url.rsplit(":", 1)[1])
         self.http = httpx.Client(base_url=self.url, headers={TOKEN_HEADER: TOKEN}, timeout=30, trust_env=False)
 
@@ -52,6 +54,13 @@ class Server:
         assert self.process is not None
         self.process.send_signal(signal.SIGINT)
         return self.process.wait(20)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it has had at most."""
+        assert self.process is not None
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
     def restart(self) -> None:
         self.kill()

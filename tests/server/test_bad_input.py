@@ -7,7 +7,6 @@ import http.client
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -44,6 +43,10 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"dispatch_priority": 101}, "dispatch_priority", "less than or equal to 100"),
     ({"early_stop_min_usable_sessions": 2}, "", "at most num_samples"),
     ({"agent": {}}, "agent", "exactly one of harness and import_path"),
+    ({"agent": {"harness": ""}}, "agent", "exactly one of harness and import_path"),
+    ({"agent": {"import_path": ""}}, "agent", "exactly one of harness and import_path"),
+    ({"agent": {"import_path": "no colon"}}, "agent.import_path", "must be like package.module:Class"),
+    ({"runtime": {"import_path": "a:"}}, "runtime.import_path", "must be like package.module:Class"),
     ({"agent": {"harness": "nonesuch"}}, "agent.harness", "unknown harness 'nonesuch'"),
     ({"agent": {"harness": "x" * 1_000_000}}, "agent.harness", "unknown harness 'xxx"),
     ({"agent": {"harness": "shell", "custom_shell": {"command": "a\0"}}}, "agent.custom_shell.command", "NUL"),
@@ -172,15 +175,8 @@ def test_endless_body_is_refused_and_not_kept(server: Server) -> None:
     answer = connection.getresponse()
     assert (answer.status, json.loads(answer.read())) == (413, {"detail": "the body is larger than 67108864 bytes"})
     connection.close()
-    assert memory(server) < 600 << 20
+    assert server.memory < 600 << 20
     assert server.submit("after-the-flood").status_code == 200
-
-
-def memory(server: Server) -> int:
-    """Bytes that the server has had at most."""
-    assert server.process is not None
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
-    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 @pytest.mark.parametrize("path", ["/tasks?limit=0", "/tasks?limit=1001", "/tasks?since=nan", "/tasks?status=odd"])

@@ -31,7 +31,7 @@ PROBLEMS = {
     504: "not every gateway paused in time: all go on again",
     507: "the server's disk is full",
 }
-_PIECE, _MOST_HELD = 256 << 10, 256
+_PIECE = 256 << 10
 _ALWAYS = (401, 403, 413, 503, 507)
 
 
@@ -43,25 +43,30 @@ def reply(request: Request, record: Any, headers: dict[str, str] | None = None) 
 
 def reply_with_results(request: Request, record: msgspec.Struct, core: Core, task: Task) -> StreamingResponse:
     packed = _wants_msgpack(request)
+    pieces = with_results(record, core.files, task, packed=packed)
 
-    async def pieces() -> AsyncIterator[bytes]:
+    async def body() -> AsyncIterator[bytes]:
         with core.using(task.task_id):
-            async for piece in iterate_in_threadpool(with_results(record, core.files, task, packed=packed)):
+            async for piece in iterate_in_threadpool(pieces):
                 yield piece
 
-    return StreamingResponse(pieces(), media_type=MSGPACK if packed else JSON)
+    return StreamingResponse(body(), media_type=MSGPACK if packed else JSON)
 
 
 def with_results(record: msgspec.Struct, files: Files, task: Task, *, packed: bool) -> Iterator[bytes]:
     """The record's document with the results there are now, in pieces that hold one large result or many small ones."""
     over = [session for session in task.sessions if session.status.terminal]
-    held: list[bytes] = []
-    for piece in in_pieces(record, "results", map(files.result, over), len(over), packed=packed):
-        held.append(piece)
-        if sum(map(len, held)) > _PIECE or len(held) == _MOST_HELD:
-            yield b"".join(held)
+    return _gathered(in_pieces(record, "results", map(files.result, over), len(over), packed=packed))
+
+
+def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    held = bytearray()
+    for piece in pieces:
+        held += piece
+        if len(held) > _PIECE:
+            yield bytes(held)
             held.clear()
-    yield b"".join(held)
+    yield bytes(held)
 
 
 def gives(kind: type, *problems: int) -> dict[str, Any]:

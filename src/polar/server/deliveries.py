@@ -35,12 +35,21 @@ _OWN_FAULTS = (ValueError, TypeError, RuntimeError)
 
 
 class _Lane:
-    """One receiver's callbacks. While it fails, one at a time finds out when it is back."""
+    """One receiver's callbacks. While it fails, one at a time finds out when it is back; the log is told when that
+    begins and when it ends. `receiver` is host and port: the rest of a URL may be secret."""
 
-    def __init__(self) -> None:
+    def __init__(self, receiver: str) -> None:
+        self.receiver = receiver
         self.waiting: deque[Delivery] = deque()
         self.carriers = 0
         self.well = True
+
+    def note(self, why_not: str | None) -> None:
+        if self.well and why_not is not None:
+            log.warning("callbacks are not acknowledged", receiver=self.receiver, why=why_not)
+        elif not self.well and why_not is None:
+            log.info("callbacks are acknowledged again", receiver=self.receiver)
+        self.well = why_not is None
 
     @property
     def short_of_carriers(self) -> bool:
@@ -64,41 +73,39 @@ class Courier:
             while True:
                 delivery = await self._out.get()
                 receiver = urlsplit(delivery.url).netloc
-                self._lanes.setdefault(receiver, _Lane()).waiting.append(delivery)
-                self._staff(receiver, core, http, group)
+                lane = self._lanes.setdefault(receiver, _Lane(receiver))
+                lane.waiting.append(delivery)
+                self._staff(lane, core, http, group)
 
-    def _staff(self, receiver: str, core: Core, http: aiohttp.ClientSession, group: asyncio.TaskGroup) -> None:
-        lane = self._lanes[receiver]
+    def _staff(self, lane: _Lane, core: Core, http: aiohttp.ClientSession, group: asyncio.TaskGroup) -> None:
         while lane.short_of_carriers:
             lane.carriers += 1
-            group.create_task(self._carry(receiver, core, http, group))
+            group.create_task(self._carry(lane, core, http, group))
 
-    async def _carry(self, receiver: str, core: Core, http: aiohttp.ClientSession, group: asyncio.TaskGroup) -> None:
-        lane = self._lanes[receiver]
+    async def _carry(self, lane: _Lane, core: Core, http: aiohttp.ClientSession, group: asyncio.TaskGroup) -> None:
         while lane.waiting and (lane.well or lane.carriers == 1):
             delivery = lane.waiting.popleft()
             if delivery.state is not DeliveryState.PENDING:
                 continue  # another URL has taken its place, and its task may have gone
             async with self._in_all:
-                lane.well = await self._deliver(delivery, core, http)
-            self._staff(receiver, core, http, group)
+                lane.note(await self._deliver(delivery, core, http))
+            self._staff(lane, core, http, group)
         lane.carriers -= 1
-        if not lane.waiting and not lane.carriers:
-            del self._lanes[receiver]
+        if lane.well and not lane.waiting and not lane.carriers:
+            del self._lanes[lane.receiver]
 
-    async def _deliver(self, delivery: Delivery, core: Core, http: aiohttp.ClientSession) -> bool:
+    async def _deliver(self, delivery: Delivery, core: Core, http: aiohttp.ClientSession) -> str | None:
+        """None when the receiver has acknowledged, else why not."""
         task = await core.task(delivery.task_id)
         assert task is not None, f"a delivery of the unknown task {delivery.task_id}"
         why = await self._post(delivery, task, core.files, http)
         if why is None:
             core.machine.owed.delivered(delivery)
         else:
-            log.warning("callback not delivered", task_id=task.task_id, url=delivery.url, why=why)
             core.machine.owed.not_delivered(delivery, why, core.now())
-        return why is None
+        return why
 
     async def _post(self, delivery: Delivery, task: Task, files: Files, http: aiohttp.ClientSession) -> str | None:
-        """None when the receiver has acknowledged, else why not."""
         packed = task.callback_format == "msgpack"
         headers = {DELIVERY_HEADER: delivery.delivery_id, "Content-Type": MSGPACK if packed else JSON}
         seconds = self._answer_seconds

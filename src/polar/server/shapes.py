@@ -32,6 +32,7 @@ def narrow(schemas: dict[str, Schema]) -> None:
         _with(harness=_TEXT | {"not": {"const": "shell"}}, custom_shell=None, import_path=None),
         _with(import_path=_PLUG_IN, harness=None, custom_shell=None),
     ]
+    schemas["RuntimeSpec"]["properties"]["import_path"] = _nullable(_PLUG_IN)
     schemas["RuntimeSpec"]["not"] = _with(backend=_TEXT, import_path=_TEXT)
     schemas["PrepareAction"]["oneOf"] = [
         _with(type={"const": "exec"}, command=_TEXT, source=None, target=None, content=None),

@@ -19,6 +19,7 @@ from polar.server.needs import needs_of
 from polar.server.state import Node, Session, Task
 
 _SAFE = "!#$&'()*+/:;<=>?@[]^`{|}~"
+_PLUG_IN = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 _MOST_IGNORED = 4000
 """characters; a header is no place for more"""
 
@@ -36,7 +37,7 @@ def read(body: bytes) -> tuple[TaskRequest, str]:
 
 def check(request: TaskRequest, live: Sequence[Node]) -> None:
     """Raises RequestValidationError naming every field that is wrong."""
-    mistakes = list(_unknown_names(request, live))
+    mistakes = [*_wrong_plug_ins(request), *_unknown_names(request, live)]
     if request.callback_url is not None and not _is_url(request.callback_url):
         url = request.callback_url[:100]
         mistakes.append((("callback_url",), f"must be an http or https URL, not {url!r}"))
@@ -92,6 +93,13 @@ def new_task(request: TaskRequest, clock: float, wall: float) -> Task:
             for index in range(request.num_samples)
         ],
     )
+
+
+def _wrong_plug_ins(request: TaskRequest) -> Iterator[bodies.Mistake]:
+    runtime = request.runtime.import_path if request.runtime is not None else None
+    for path, name in ((("agent", "import_path"), request.agent.import_path), (("runtime", "import_path"), runtime)):
+        if name and not _PLUG_IN.fullmatch(name):
+            yield path, f"must be like package.module:Class, not {name[:100]!r}"
 
 
 def _unknown_names(request: TaskRequest, live: Sequence[Node]) -> Iterator[bodies.Mistake]:

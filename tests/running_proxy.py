@@ -104,23 +104,37 @@ class RunningProxy:
 
 @contextlib.contextmanager
 def running_proxy(
-    folder: Path, engine_url: str, rendering: Rendering | None, *, engine: str = "sglang", **options: Any
+    folder: Path,
+    engine_url: str,
+    rendering: Rendering | None,
+    *,
+    engine: str = "sglang",
+    patience: float = 300.0,
+    probe: bool = False,
+    **options: Any,
 ) -> Iterator[RunningProxy]:
+    """`probe`: made of what the engine's probe finds, as a gateway does it, the rendering too."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 
     async def start() -> tuple[ModelProxy, str, Any]:
-        made = await make_engine(engine, engine_url)
+        made = await make_engine(engine, engine_url, patience)
         settings = {"model": "policy", "context_length": 4096, "grace_seconds": 0.3, "backoff_seconds": 0.01}
-        proxy = ModelProxy(made, rendering, **(settings | options))
+        found = rendering
+        if probe:
+            facts = await made.probe()
+            assert facts.healthy, facts.problem
+            settings |= {"context_length": facts.context_length, "logprob_mode": facts.logprob_mode}
+            found = load_rendering(facts.tokenizer_path or "") if made.takes_ids and rendering is None else rendering
+        proxy = ModelProxy(made, found, **(settings | options))
         return proxy, await proxy.start("127.0.0.1", 0), made
 
     async def stop() -> None:
         await proxy.stop()
         await made.close()
 
-    proxy, url, made = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    proxy, url, made = asyncio.run_coroutine_threadsafe(start(), loop).result(60)
     try:
         yield RunningProxy(loop, proxy, url, folder)
     finally:

@@ -139,6 +139,8 @@ class Session:
             self.record.context = True
             # The words by which Claude Code knows that it has to make room.
             return Refusal("context", f"prompt is too long: {fault.message}")
+        if fault.name == "engine_refused":
+            return Refusal("bad_request", fault.message)
         if self.record.fault is None:
             self.record.fault, self.record.fault_message = fault.name, fault.message
         return Refusal("engine" if fault.blame == "engine" else "server", fault.message)

@@ -1,0 +1,257 @@
+"""The real SGLang through /generate: a conversation, new weights in the middle of a call, limits, forms."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from engines.real import RealEngine, converse, gap, gaps, program, recomputed, router, sequences, sglang, streamed
+from polar.records import LogprobMode
+from running_proxy import RunningProxy, running_proxy, until, user
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+LONG = {"max_tokens": 600}
+FORCED = {"ignore_eos": True}
+SCHEMA = {
+    "type": "object",
+    "properties": {"done": {"type": "boolean"}, "level": {"enum": [1, 2, 3]}},
+    "required": ["done", "level"],
+    "additionalProperties": False,
+}
+BASH = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "description": "runs a command",
+        "parameters": {"type": "object", "properties": {"cmd": {"enum": ["ls", "pwd"]}}, "required": ["cmd"]},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealEngine]:
+    python = program("POLAR_TEST_SGLANG", "SGLang's Python")
+    with sglang(python, tiny[0], tmp_path_factory.mktemp("sglang") / "log", "--dtype", "float32") as made:
+        yield made
+
+
+@pytest.fixture
+def proxy(engine: RealEngine, tiny: list[Path], tmp_path: Path) -> Iterator[RunningProxy]:
+    engine.post("/update_weights_from_disk", model_path=str(tiny[0]), weight_version="3")
+    with running_proxy(tmp_path, engine.url, None, probe=True) as made:
+        yield made
+
+
+def running(engine: RealEngine) -> int:
+    return engine.http.get("/get_load").json()[0]["num_reqs"]
+
+
+def test_a_conversation_continues_from_the_sampled_ids(
+    engine: RealEngine, proxy: RunningProxy, request: pytest.FixtureRequest
+) -> None:
+    session = proxy.open(sampling={"temperature": 0.7})
+    converse(session, turns=6, max_tokens=40)
+    _, log = session.end()
+    assert log.header.logprob_mode == LogprobMode.SAMPLING_TEMPERATURE
+    assert [call.prompt.source for call in log.calls] == ["rendered"] + ["continued"] * 5
+    assert {span[2] for call in log.calls for span in call.spans} == {"3"}
+    built = session.build()
+    assert len(built.traces) == 1
+    assert built.tokens.sampled == built.tokens.trainable == sum(len(call.ids) for call in log.calls)
+    told = gaps(engine, log, 0.7, request)
+    assert told["float32"][0] < 1e-3
+
+
+def test_recorded_ids_are_the_engines(engine: RealEngine, proxy: RunningProxy) -> None:
+    session = proxy.open(sampling={"temperature": 0.0})
+    converse(session, turns=2, max_tokens=30)
+    _, log = session.end()
+    for call in log.calls:
+        asked = {
+            "input_ids": log.prompt_ids(call).tolist(),
+            "sampling_params": {"temperature": 0, "max_new_tokens": 30},
+        }
+        asked["sampling_params"]["stop_token_ids"] = call.opened.sampling["stop_token_ids"]
+        assert engine.post("/generate", **asked)["output_ids"] == call.ids.tolist()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_new_weights_in_the_middle_of_a_call_are_two_spans_and_the_harness_notices_nothing(
+    engine: RealEngine, proxy: RunningProxy, tiny: list[Path], stream: bool
+) -> None:
+    session = proxy.open(sampling=FORCED)
+    messages = [user("write a lot")]
+    with ThreadPoolExecutor() as pool:
+        say = streamed if stream else type(session).turn
+        waiting = pool.submit(say, session, messages, **LONG)
+        until(lambda: running(engine) == 1, 60)
+        until(lambda: engine.http.get("/get_load").json()[0]["num_tokens"] > 60, 60)
+        engine.post("/pause_generation", mode="abort")
+        engine.post("/update_weights_from_disk", model_path=str(tiny[1]), weight_version="4")
+        engine.post("/continue_generation")
+        waiting.result()
+    _, log = session.end()
+    [call] = log.calls
+    assert (call.finished.finish_reason, len(call.ids)) == ("length", LONG["max_tokens"])
+    [(start, cut, old), (again, end, new)] = call.spans
+    assert (start, again, end, old, new) == (0, cut, LONG["max_tokens"], "3", "4")
+    [(prompt, sampled)] = sequences(log, [call])
+    before = recomputed(engine.python, tiny[0], "float32", 1.0, [(prompt, sampled[:cut])])[0]
+    behind = recomputed(engine.python, tiny[1], "float32", 1.0, [(prompt + sampled[:cut], sampled[cut:])])[0]
+    assert np.abs(call.logprobs - np.concatenate([before, behind])).max() < 1e-3
+    assert session.build().tokens.trainable == LONG["max_tokens"]
+
+
+def test_an_aborted_call_is_continued(engine: RealEngine, proxy: RunningProxy) -> None:
+    session = proxy.open(sampling=FORCED)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(session.turn, [user("write a lot")], **LONG)
+        until(lambda: running(engine) == 1, 60)
+        engine.post("/abort_request", rid="", abort_all=True)
+        waiting.result()
+    record, log = session.end()
+    assert (len(log.calls), len(log.calls[0].ids), record.fault) == (1, LONG["max_tokens"], None)
+
+
+def test_a_client_that_has_gone_leaves_nothing_running(engine: RealEngine, proxy: RunningProxy) -> None:
+    session = proxy.open(sampling=FORCED)
+    asked = {"model": "policy", "messages": [user("write a lot")], "stream": True, "max_tokens": 1500}
+    headers = {"Authorization": f"Bearer {session.key}"}
+    with httpx.stream("POST", session.url + "/v1/chat/completions", json=asked, headers=headers) as answer:
+        next(answer.iter_bytes())
+        assert running(engine) == 1
+    until(lambda: running(engine) == 0, 30)
+    _, log = session.end()
+    assert 0 < len(log.calls[0].ids) < 1500
+    assert session.build().tokens.excluded == {"aborted": len(log.calls[0].ids)}
+
+
+def test_stops_lengths_and_prompts_that_do_not_fit(engine: RealEngine, proxy: RunningProxy) -> None:
+    session = proxy.open()
+    letters = ["e", "a", "o", "t"]
+    for say in (type(session).turn, streamed):
+        answer = say(session, [user("talk")], stop=letters, max_tokens=900)
+        assert not any(letter in answer["content"] for letter in letters)
+        finished = session.log.calls[-1].finished
+        assert finished.finish_reason == "stop"
+        assert finished.matched in letters
+        assert finished.text.endswith(finished.matched)
+    streamed(session, [user("talk")], max_tokens=3)
+    assert (session.log.calls[-1].finished.finish_reason, len(session.log.calls[-1].ids)) == ("length", 3)
+    refused = session.post({"model": "policy", "messages": [user("too much " * 400)]})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert running(engine) == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_answers_are_held_to_schemas_and_tool_calls_and_not_trained(proxy: RunningProxy, stream: bool) -> None:
+    session = proxy.open()
+    form = {"type": "json_schema", "json_schema": {"name": "state", "schema": SCHEMA, "strict": True}}
+    messages: list[dict[str, Any]] = [user("how is it?")]
+    asked = {"model": "policy", "messages": messages, "max_tokens": 900, "stream": stream}
+    answered = session.post(asked | {"response_format": form})
+    said = text_of(answered, stream)
+    assert json.loads(said).keys() == {"done", "level"}
+    messages += [{"role": "assistant", "content": said}, user("look")]
+    answered = session.post(
+        asked | {"tools": [BASH], "tool_choice": {"type": "function", "function": {"name": "bash"}}}
+    )
+    assert answered.status_code == 200, answered.text
+    [call] = session.log.calls[-1].finished.message["tool_calls"]
+    assert call["function"]["name"] == "bash"
+    assert json.loads(call["function"]["arguments"])["cmd"] in ("ls", "pwd")
+    messages[:] = [user("and now freely")]
+    assert session.post(asked | {"max_tokens": 20}).status_code == 200
+    _, log = session.end()
+    assert [call.opened.constrained for call in log.calls] == [True, True, False]
+    built = session.build()
+    assert built.tokens.excluded == {"constrained": len(log.calls[0].ids) + len(log.calls[1].ids)}
+    assert built.tokens.trainable == len(log.calls[2].ids)
+
+
+def text_of(answered: httpx.Response, stream: bool) -> str:
+    assert answered.status_code == 200, answered.text
+    if not stream:
+        return answered.json()["choices"][0]["message"]["content"]
+    events = [json.loads(line[6:]) for line in answered.text.splitlines() if line.startswith("data: {")]
+    return "".join(event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"])
+
+
+def test_a_schema_that_the_engine_refuses_is_the_harnesss_own(proxy: RunningProxy) -> None:
+    session = proxy.open()
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "frog"}}}
+    asked = {"model": "policy", "messages": [user("x")], "response_format": form, "max_tokens": 5}
+    for stream in (False, True):
+        answered = session.post(asked | {"stream": stream})
+        assert "frog" in answered.text
+    session.turn([user("x")], max_tokens=5)
+    record, _ = session.end()
+    assert record.fault is None
+
+
+def test_what_logprobs_are_under_a_form(proxy: RunningProxy, engine: RealEngine) -> None:
+    """Why such calls are not trained: the grammar's mask is in the recorded logprobs."""
+    session = proxy.open()
+    form = {"type": "json_schema", "json_schema": {"name": "state", "schema": SCHEMA}}
+    session.turn([user("how is it?")], max_tokens=100, response_format=form)
+    _, log = session.end()
+    most, _ = gap(log.calls, engine.recomputed("float32", 1.0, sequences(log, log.calls)))
+    assert most > 1
+    assert log.calls[0].logprobs.max() == 0
+
+
+def test_behind_the_stock_router(engine: RealEngine, proxy: RunningProxy, tmp_path: Path) -> None:
+    python = program("POLAR_TEST_ROUTER", "sglang-router's Python")
+    with (
+        router(python, engine.url, tmp_path / "router.log") as url,
+        running_proxy(tmp_path / "behind", url, None, probe=True) as behind,
+    ):
+        session = behind.open(sampling={"temperature": 0.7})
+        converse(session, turns=4, max_tokens=30)
+        _, log = session.end()
+        assert [call.prompt.source for call in log.calls] == ["rendered"] + ["continued"] * 3
+        assert {span[2] for call in log.calls for span in call.spans} == {"3"}
+        assert gap(log.calls, engine.recomputed("float32", 0.7, sequences(log, log.calls)))[0] < 1e-3
+        session = behind.open(sampling=FORCED)
+        asked = {"model": "policy", "messages": [user("write a lot")], "stream": True, "max_tokens": 1500}
+        headers = {"Authorization": f"Bearer {session.key}"}
+        with httpx.stream("POST", session.url + "/v1/chat/completions", json=asked, headers=headers) as answer:
+            next(answer.iter_bytes())
+        until(lambda: running(engine) == 0, 30)
+        session.end()
+
+
+def test_disjoint_streams_and_raw_logprobs_are_found_out(tiny: list[Path], tmp_path: Path) -> None:
+    python = program("POLAR_TEST_SGLANG", "SGLang's Python")
+    options = ("--dtype", "float32", "--incremental-streaming-output")
+    with (
+        sglang(python, tiny[0], tmp_path / "log", *options, SGLANG_RETURN_ORIGINAL_LOGPROB="1") as engine,
+        running_proxy(tmp_path / "proxy", engine.url, None, probe=True) as proxy,
+    ):
+        session = proxy.open(sampling={"temperature": 0.7})
+        converse(session, turns=4, max_tokens=40)
+        _, log = session.end()
+        assert log.header.logprob_mode == LogprobMode.RAW
+        assert gap(log.calls, engine.recomputed("float32", 1.0, sequences(log, log.calls)))[0] < 1e-3
+        built = session.build()
+        assert built.calls.missing_logprobs == 4
+        assert all(trace.response_logprobs is None for trace in built.traces)
+
+
+def test_smollm_in_bf16(smollm: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    python = program("POLAR_TEST_SGLANG", "SGLang's Python")
+    with (
+        sglang(python, smollm, tmp_path / "log", "--dtype", "bfloat16") as engine,
+        running_proxy(tmp_path / "proxy", engine.url, None, probe=True) as proxy,
+    ):
+        session = proxy.open(sampling={"temperature": 1.0})
+        converse(session, turns=6, max_tokens=60)
+        _, log = session.end()
+        assert gaps(engine, log, 1.0, request)["bfloat16"][1] < 0.05

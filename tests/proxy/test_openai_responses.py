@@ -200,7 +200,7 @@ def test_what_cannot_be_done_is_refused_by_name(proxy: RunningProxy) -> None:
         "previous_response_id: .* send the whole conversation": {"previous_response_id": "resp_1"},
         "conversation": {"conversation": "conv_1"},
         "background": {"background": True},
-        "text.format: 'json_schema'": {"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}},
+        "text.format: 'grammar'": {"text": {"format": {"type": "grammar"}}},
         "'input_image'": {"input": [user([{"type": "input_image", "image_url": "data:"}])]},
         "'item_reference'": {"input": [{"type": "item_reference", "id": "msg_1"}]},
         "'local_shell_call'": {"input": [{"type": "local_shell_call", "call_id": "1"}]},

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from enum import IntEnum
 from typing import Any
 
@@ -47,8 +48,9 @@ def harmless(text: str) -> str:
 
 
 def say(message: str, style: str = "") -> None:
-    """One line for a person, on stderr."""
-    err().print(Text(harmless(message), style=style))
+    """One line for a person, on stderr; one that finds no room there is lost."""
+    with suppress(OSError):
+        err().print(Text(harmless(message), style=style))
 
 
 def print_json(document: Any) -> None:

@@ -5,8 +5,25 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 
 import structlog
+
+
+class _Stderr:
+    """Whatever stderr is when something is logged. What it does not take (its disk is full, its reader has gone) is
+    lost, and nothing else."""
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            sys.stderr.flush()
+
+
+_STDERR = _Stderr()
 
 
 def configure(verbose: bool) -> None:
@@ -25,8 +42,7 @@ def configure(verbose: bool) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        # Whatever stderr is when something is logged: it may be another one by then.
-        logger_factory=lambda *names: structlog.PrintLogger(sys.stderr),
+        logger_factory=lambda *names: structlog.PrintLogger(_STDERR),  # type: ignore[arg-type]
         cache_logger_on_first_use=False,
     )
     logging.basicConfig(level=logging.DEBUG if verbose else logging.WARNING, stream=sys.stderr)

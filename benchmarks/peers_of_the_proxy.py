@@ -22,6 +22,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
 from polar.proxy import Attempt, ModelProxy, load_rendering, make_engine
+from polar.proxy.engines import http
 from polar.requests import AgentSpec, ExecInput, TaskRequest
 from polar.sessionlog import LogWriter
 
@@ -111,6 +112,7 @@ async def serve(app: web.Application) -> None:
 
 async def proxy(arguments: argparse.Namespace) -> None:
     """Keys are key-0, key-1, …: each is a session of its own with its log on disk."""
+    http.POOL = arguments.connections
     rendering = load_rendering(arguments.tokenizer)
     model = ModelProxy(await make_engine("sglang", arguments.engine), rendering, model="policy", context_length=None)
     agent = AgentSpec(harness="shell", custom_shell=ExecInput(command="true"))
@@ -132,6 +134,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="that the engine takes")
     parser.add_argument("--sampled", type=int, default=20, help="tokens of each answer")
     parser.add_argument("--sessions", type=int, default=0)
+    parser.add_argument("--connections", type=int, default=http.POOL, help="of the proxy to the engine, at most")
     arguments = parser.parse_args()
     if arguments.role == "proxy":
         asyncio.run(proxy(arguments))

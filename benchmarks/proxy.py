@@ -1,9 +1,10 @@
 """What the model proxy adds to a call, beside a bare relay (and LiteLLM's proxy) in the same run.
 
   latency     100 calls/s (Poisson), bodies of 2 kB and 200 kB, an engine that takes 500 ms, conversations that go on:
-              milliseconds that the proxy adds at the median and at p99, and its CPU a call beside the relay's
+              milliseconds that the proxy adds at the median and at p99, and its CPU a call beside the relay's; engine,
+              relay and proxy take turns of some seconds, so that a machine that changes its pace is the same for all
   throughput  64 clients that never wait, an engine that takes no time: calls/s beside the relay's and LiteLLM's
-  queue       4,000 calls at once against 1,000: how the time grows
+  queue       4,000 calls at once against 1,000, over 256 connections to the engine: how the time grows
   memory      resident bytes a prompt token and a sampled token of sessions that are open
   rendering   100,000 tokens rendered cold, beside the tokenizer alone
 
@@ -36,7 +37,8 @@ from polar.proxy import load_rendering
 
 PEERS = Path(__file__).with_name("peers_of_the_proxy.py")
 CORES = sorted(os.sched_getaffinity(0))
-RATE, SECONDS, SESSIONS, ENGINE_SECONDS = 100.0, 20.0, 200, 0.5
+RATE, ROUNDS, ROUND_SECONDS, SESSIONS, ENGINE_SECONDS = 100.0, 5, 4.0, 200, 0.5
+CONNECTIONS = 256
 BODIES = {"2 kB": 2_000, "200 kB": 200_000}
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -99,9 +101,9 @@ def _cpu(pid: int) -> float:
 class Conversation:
     """One session's harness: each turn sends all that was said, and one more question."""
 
-    def __init__(self, key: str, size: int) -> None:
-        self.key = key
-        self.messages = [{"role": "user", "content": words(size // 6, hash(key) % 1000)[:size]}]
+    def __init__(self, number: int, size: int) -> None:
+        self.key = f"key-{number}"
+        self.messages = [{"role": "user", "content": words(size // 6, number)[:size]}]
 
     async def turn(self, http: aiohttp.ClientSession, url: str) -> float:
         """Seconds until the whole answer was there."""
@@ -127,48 +129,66 @@ def load(work: Callable[[aiohttp.ClientSession], Any]) -> Any:
     return asyncio.run(run())
 
 
-async def poisson(http: aiohttp.ClientSession, target: Measured, size: int) -> dict[str, float]:
+class Clients:
+    """Sessions that talk to one target, of which an idle one takes each call; times in seconds."""
+
+    def __init__(self, http: aiohttp.ClientSession, target: Measured, size: int) -> None:
+        self.times: list[float] = []
+        self.cpu = 0.0
+        self._http, self._target = http, target
+        self._talks = [Conversation(number, size) for number in range(SESSIONS)]
+        self._idle: asyncio.Queue[Conversation] = asyncio.Queue()
+
+    async def warm_up(self) -> None:
+        for start in range(0, SESSIONS, 50):
+            await asyncio.gather(*(self._turn(talk) for talk in self._talks[start : start + 50]))
+        self.times.clear()
+
+    async def poisson(self, source: random.Random) -> None:
+        before, due = self._target.cpu(), time.perf_counter()
+        end = due + ROUND_SECONDS
+        async with asyncio.TaskGroup() as group:
+            while (due := due + source.expovariate(RATE)) < end:
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                group.create_task(self._one())
+        self.cpu += self._target.cpu() - before
+
+    async def _one(self) -> None:
+        await self._turn(await self._idle.get())
+
+    async def _turn(self, talk: Conversation) -> None:
+        self.times.append(await talk.turn(self._http, self._target.url))
+        self._idle.put_nowait(talk)
+
+
+async def in_turns(http: aiohttp.ClientSession, targets: list[Measured], size: int) -> list[Clients]:
+    clients = [Clients(http, target, size) for target in targets]
+    for each in clients:
+        await each.warm_up()
     source = random.Random(0)
-    talks = [Conversation(f"key-{at}", size) for at in range(SESSIONS)]
-    idle: asyncio.Queue[Conversation] = asyncio.Queue()
-    for start in range(0, SESSIONS, 50):
-        await asyncio.gather(*(talk.turn(http, target.url) for talk in talks[start : start + 50]))
-    for talk in talks:
-        idle.put_nowait(talk)
-    times: list[float] = []
-
-    async def one() -> None:
-        talk = await idle.get()
-        times.append(await talk.turn(http, target.url))
-        idle.put_nowait(talk)
-
-    before, end, due = target.cpu(), time.perf_counter() + SECONDS, time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        while (due := due + source.expovariate(RATE)) < end:
-            await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            group.create_task(one())
-    cpu = (target.cpu() - before) / len(times)
-    p50, p99 = np.percentile(times, [50, 99])
-    return {"p50": 1000 * float(p50), "p99": 1000 * float(p99), "cpu": 1000 * cpu}
+    for _ in range(ROUNDS):
+        for each in clients:
+            await each.poisson(source)
+    return clients
 
 
 def latency(tokenizer: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with peer("engine", tokenizer, CORES[0], seconds=ENGINE_SECONDS) as engine:
         for name, size in BODIES.items():
-            direct = load(lambda http, size=size: poisson(http, engine, size))
-            with peer("relay", tokenizer, CORES[-1], engine=engine.url) as relay:
-                bare = load(lambda http, size=size, relay=relay: poisson(http, relay, size))
-            with peer("proxy", tokenizer, CORES[-1], engine=engine.url, sessions=SESSIONS) as proxy:
-                ours = load(lambda http, size=size, proxy=proxy: poisson(http, proxy, size))
-            found[name] = {
-                "added_p50_ms": ours["p50"] - direct["p50"],
-                "added_p99_ms": ours["p99"] - direct["p99"],
-                "relay_added_p50_ms": bare["p50"] - direct["p50"],
-                "relay_added_p99_ms": bare["p99"] - direct["p99"],
-                "cpu_ms_per_call": ours["cpu"],
-                "cpu_to_relay": ours["cpu"] / bare["cpu"],
-            }
+            with (
+                peer("relay", tokenizer, CORES[-1], engine=engine.url) as relay,
+                peer("proxy", tokenizer, CORES[-1], engine=engine.url, sessions=SESSIONS) as proxy,
+            ):
+                targets = [engine, relay, proxy]
+                direct, bare, ours = load(lambda http, targets=targets, size=size: in_turns(http, targets, size))
+            row = {}
+            for who, clients in (("", ours), ("relay_", bare)):
+                for percent in (50, 99):
+                    added = np.percentile(clients.times, percent) - np.percentile(direct.times, percent)
+                    row[f"{who}added_p{percent}_ms"] = 1000 * float(added)
+            cpu = {"cpu_ms_per_call": 1000 * ours.cpu / len(ours.times)}
+            found[name] = row | cpu | {"cpu_to_relay": ours.cpu / len(ours.times) / (bare.cpu / len(bare.times))}
     return found
 
 
@@ -179,7 +199,7 @@ async def closed_loop(http: aiohttp.ClientSession, url: str, clients: int, secon
     async def client(number: int) -> None:
         nonlocal done
         while time.perf_counter() < end:
-            talk = Conversation(f"key-{number}", 2_000)
+            talk = Conversation(number, 2_000)
             for _ in range(10):
                 await talk.turn(http, url)
                 done += time.perf_counter() < end
@@ -223,14 +243,14 @@ async def _up(http: aiohttp.ClientSession, url: str) -> None:
     async with asyncio.timeout(180):
         while True:
             with contextlib.suppress(aiohttp.ClientError):
-                await Conversation("key", 100).turn(http, url)
+                await Conversation(0, 100).turn(http, url)
                 return
             await asyncio.sleep(0.5)
 
 
 def queue(tokenizer: Path) -> dict[str, Any]:
     async def burst(http: aiohttp.ClientSession, target: Measured, count: int) -> tuple[float, float]:
-        talks = [Conversation(f"key-{at}", 2_000) for at in range(count)]
+        talks = [Conversation(number, 2_000) for number in range(count)]
         before, started = target.cpu(), time.perf_counter()
         await asyncio.gather(*(talk.turn(http, target.url) for talk in talks))
         return time.perf_counter() - started, (target.cpu() - before) / count
@@ -238,7 +258,8 @@ def queue(tokenizer: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with peer("engine", tokenizer, CORES[0], seconds=0.05) as engine:
         for count in (400, 1000, 4000):
-            with peer("proxy", tokenizer, CORES[-1], engine=engine.url, sessions=count) as proxy:
+            options = {"sessions": count, "connections": CONNECTIONS}
+            with peer("proxy", tokenizer, CORES[-1], engine=engine.url, **options) as proxy:
                 seconds, cpu = load(lambda http, proxy=proxy, count=count: burst(http, proxy, count))
             found[str(count)] = {"seconds": seconds, "cpu_ms_per_call": 1000 * cpu}
     found["time_4000_to_1000"] = found["4000"]["seconds"] / found["1000"]["seconds"]
@@ -254,7 +275,7 @@ def memory(tokenizer: Path) -> dict[str, Any]:
 
         async def talk(number: int) -> None:
             async with limit:
-                session = Conversation(f"key-{number}", 100)
+                session = Conversation(number, 100)
                 for turn in range(5):
                     session.messages[-1]["content"] = words(size, number * 10 + turn)
                     await session.turn(http, target.url)

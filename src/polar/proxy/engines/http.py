@@ -17,7 +17,7 @@ import numpy as np
 from polar.errors import EngineFault, HarnessFault, PolicyFault
 from polar.proxy.engines.watch import PATIENCE_SECONDS, Watch
 
-POOL = 1024
+POOL, _CONTROL_POOL = 1024, 64
 CONNECT_SECONDS = 5.0
 PROBE_SECONDS = 4.5
 _JSON = {"Content-Type": "application/json"}
@@ -31,20 +31,28 @@ class EngineHTTP:
     def __init__(self, base_url: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self.base_url = base_url
         self._session: aiohttp.ClientSession | None = None
+        self._control: aiohttp.ClientSession | None = None
         self._watch = Watch(self.alive, patience_seconds)
 
     @property
     def session(self) -> aiohttp.ClientSession:
+        """For generations, which may wait in line for a connection."""
         if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-            connector = aiohttp.TCPConnector(limit=POOL, keepalive_timeout=30)
-            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=1 << 20)
+            self._session = _client(POOL)
         return self._session
+
+    @property
+    def control(self) -> aiohttp.ClientSession:
+        """For what must get through while all connections are taken."""
+        if self._control is None:
+            self._control = _client(_CONTROL_POOL)
+        return self._control
 
     async def close(self) -> None:
         await self._watch.close()
-        if self._session is not None:
-            await self._session.close()
+        for session in (self._session, self._control):
+            if session is not None:
+                await session.close()
 
     @asynccontextmanager
     async def post(self, path: str, body: dict[str, Any]) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -86,7 +94,7 @@ class EngineHTTP:
     async def alive(self) -> bool:
         """Whether it answers at all; that it is busy or paused does not matter."""
         try:
-            async with asyncio.timeout(CONNECT_SECONDS), self.session.get(self.base_url + "/health"):
+            async with asyncio.timeout(CONNECT_SECONDS), self.control.get(self.base_url + "/health"):
                 return True
         except (aiohttp.ClientError, OSError, TimeoutError):
             return False
@@ -94,11 +102,17 @@ class EngineHTTP:
     async def facts(self, path: str) -> dict[str, Any]:
         """A document about the engine; {} where it has none at this path."""
         try:
-            async with self.session.get(self.base_url + path) as response:
+            async with self.control.get(self.base_url + path) as response:
                 document = parsed(await response.read()) if response.status == 200 else {}
                 return document if isinstance(document, dict) else {}
         except (aiohttp.ClientError, OSError, EngineFault):
             return {}
+
+
+def _client(connections: int) -> aiohttp.ClientSession:
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+    connector = aiohttp.TCPConnector(limit=connections, keepalive_timeout=30)
+    return aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=1 << 20)
 
 
 def ids_text(ids: np.ndarray) -> msgspec.Raw:

@@ -60,7 +60,7 @@ class SGLang(EngineHTTP):
     async def _abort(self, rid: str) -> None:
         """Best effort: a router may not know this route, and the closed connection says the same."""
         with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-            async with asyncio.timeout(2.0), self.session.post(self.base_url + "/abort_request", json={"rid": rid}):
+            async with asyncio.timeout(2.0), self.control.post(self.base_url + "/abort_request", json={"rid": rid}):
                 return
 
     async def _ask(self, facts: EngineFacts) -> None:

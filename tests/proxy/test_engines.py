@@ -15,15 +15,17 @@ from peers.engine import ScriptedEngine, scripted_engine
 from polar.errors import ConfigError, EngineFault, PolarError, PolicyFault, TaskFault
 from polar.protocols import EngineCall, EngineFacts, Piece
 from polar.proxy import make_engine
+from polar.proxy.engines.probing import mode_of
+from polar.records import LogprobMode
 from running_proxy import until
 
 PROMPT = np.asarray([1, 2, 3], np.int32)
 MESSAGES = [{"role": "user", "content": "hello there"}]
 
 
-def generate(kind: str, url: str, *, stream: bool = True, **fields: Any) -> list[Piece]:
+def generate(kind: str, url: str, *, stream: bool = True, patience: float = 300.0, **fields: Any) -> list[Piece]:
     async def run() -> list[Piece]:
-        engine = await make_engine(kind, url)
+        engine = await make_engine(kind, url, patience)
         asked = {"prompt_ids": PROMPT} if engine.takes_ids else {"messages": MESSAGES}
         call = EngineCall(rid="r1", stream=stream, sampling={"max_tokens": 50}, **(asked | fields))
         try:
@@ -172,6 +174,8 @@ def test_a_good_engine_is_found_good(engine: ScriptedEngine, kind: str) -> None:
         ("sglang", {"ids": [7], "logprobs": []}, "output_token_logprobs"),
         ("vllm", {"ids": [7], "without": ["prompt_token_ids"]}, "prompt_token_ids"),
         ("vllm", {"ids": [7], "fault": "no_ids"}, "token_ids"),
+        ("vllm", {"ids": [7], "without": ["token_ids"]}, "token_ids"),
+        ("vllm", {"ids": [7], "without": ["logprobs"]}, "logprobs"),
     ],
 )
 def test_a_router_that_drops_fields_is_found_in_seconds(
@@ -192,6 +196,55 @@ def test_an_engine_that_hangs_is_found_in_seconds(engine: ScriptedEngine) -> Non
     facts = probe("sglang", engine.url)
     assert time.monotonic() - begun < 5
     assert "did not answer" in (facts.problem or "")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("kind", ["sglang", "openai"])
+def test_an_engine_that_answers_health_alone_hangs(engine: ScriptedEngine, kind: str, stream: bool) -> None:
+    engine.script({"ids": [7, 8, 9], "fault": "hang", "after": 1})
+    begun = time.monotonic()
+    with pytest.raises(EngineFault, match=r"nothing to anybody for 0\.3 s") as raised:
+        generate(kind, engine.url, stream=stream, patience=0.3)
+    assert raised.value.name == "engine_timeout"
+    assert time.monotonic() - begun < 10
+
+
+def test_a_call_waits_while_others_get_their_tokens(engine: ScriptedEngine) -> None:
+    engine.script({"ids": [4, 5], "hold": True}, {"ids": [4] * 30, "pace": 0.1})
+
+    async def run() -> list[int]:
+        made = await make_engine("sglang", engine.url, 1.0)
+
+        async def consume(rid: str) -> int:
+            call = EngineCall(rid=rid, prompt_ids=PROMPT, sampling={"max_tokens": 50})
+            return sum([len(piece.ids) async for piece in made.generate(call)])
+
+        try:
+            held = asyncio.create_task(consume("held"))
+            while not engine.requests:
+                await asyncio.sleep(0.01)
+            others = await consume("paced")
+            assert not held.done()
+            engine.release()
+            return [await held, others]
+        finally:
+            await made.close()
+
+    assert asyncio.run(run()) == [2, 30]
+
+
+@pytest.mark.parametrize("mode", [LogprobMode.RAW, LogprobMode.SAMPLING_TEMPERATURE])
+def test_the_distribution_of_logprobs_is_found(tokenizer: Path, mode: LogprobMode) -> None:
+    with scripted_engine(tokenizer, mode=mode.value) as engine:
+        assert probe("sglang", engine.url).logprob_mode is mode
+        assert probe("embedded", engine.url).logprob_mode is LogprobMode.SAMPLING_TEMPERATURE
+
+
+def test_logits_are_no_logprobs() -> None:
+    with pytest.raises(EngineFault, match="processed_logprobs"):
+        mode_of(3.0, 1.5)
+    assert mode_of(-0.0001, -0.001) is None
+    assert mode_of(-3.0, -3.001) is LogprobMode.RAW
 
 
 def test_a_wrong_kind_or_url_names_the_mistake() -> None:

@@ -152,6 +152,6 @@ def _piece(choice: dict[str, Any]) -> Piece:
 
 def _missing(field: str) -> str:
     return (
-        f"engine returns no token ids: field `{field}` is absent. It asks for vLLM ≥ 0.10.2 (return_token_ids), and a "
-        "router in between must pass unknown fields on: point base_url at the engine itself"
+        f"engine returns no `{field}`, without which nothing can be trained. It takes vLLM ≥ 0.10.2, and a router in "
+        "between must pass unknown fields on: point base_url at the engine itself"
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 from chain import polar_serve, until
 from gateway_processes import processes_with
+from halves import polar_gateway, polar_server, topology
 from peers.engine import scripted_engine
 from peers.harness import scripted
 from peers.tokenizer import make_tokenizer
@@ -37,3 +39,16 @@ def test_killed_in_the_middle_it_goes_on_as_the_next_attempt(tmp_path: Path) -> 
             assert [call.finished is not None for call in lost.calls] == [True, False]
             assert not list((tmp_path / "data" / "gateway" / "sandboxes").glob("*"))
         assert not list((tmp_path / "data" / "gateway" / "outbox").glob("*"))
+
+
+def test_a_gateway_is_the_newest_of_its_name_also_when_the_clock_was_set_back(tmp_path: Path) -> None:
+    data = tmp_path / "gateway"
+    data.mkdir()
+    (data / "epoch").write_text(str(time.time_ns() // 1_000_000 + 10**9))  # of a life whose clock was days ahead
+    with scripted_engine(make_tokenizer(tmp_path)) as engine, polar_server(tmp_path / "server") as server:
+        file = topology(tmp_path / "topology.yaml", engine.url, 0.2)
+        for name in ("first", "second"):
+            with polar_gateway(data, server, file) as gateway:
+                server.submit(name, **scripted(("call", "hello")))
+                until(lambda name=name: server.status(name)["status"] == "completed", 60)
+                assert gateway.poll() is None

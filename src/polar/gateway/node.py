@@ -45,7 +45,7 @@ class Gateway:
     ) -> None:
         self.node = node
         self.url = node.url
-        self.epoch = time.time_ns() // 1_000_000
+        self.epoch = _next_epoch(data / "epoch")
         self.stages = Stages(
             Workers(init=node.max_init_workers, run=node.max_run_workers, postrun=node.max_postrun_workers)
         )
@@ -250,6 +250,19 @@ class Gateway:
             await self._outbox.send(_without_disk(result, error), self._link)
             return
         await self._outbox.deliver(path, self._link)
+
+
+def _next_epoch(file: Path) -> int:
+    """Later than that of every earlier life with this folder, also where the machine's clock was set back."""
+    last = 0
+    with suppress(OSError, ValueError):
+        last = int(file.read_text())
+    epoch = max(time.time_ns() // 1_000_000, last + 1)
+    with suppress(OSError):  # a full disk: the clock alone has to do
+        partial = file.with_suffix(".part")
+        partial.write_text(str(epoch))
+        partial.rename(file)
+    return epoch
 
 
 def _offered(node: NodeSettings) -> frozenset[str]:

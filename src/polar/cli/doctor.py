@@ -13,6 +13,7 @@ from polar.cli import logs
 from polar.cli.console import ExitCode, grid, out, print_json
 from polar.cli.options import ENGINE_KINDS, Json, Verbose
 from polar.protocols import EngineFacts
+from polar.records import LogprobMode
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -64,23 +65,43 @@ async def _probe(kind: str, url: str) -> EngineFacts:
 def engine_checks(facts: EngineFacts, url: str | None) -> list[Check]:
     """The probe's facts, each with advice; `problem` is the engine's own word and comes first."""
     subject = f"engine {facts.kind}"
-    checks = [Check(subject, "answers", facts.healthy, url or "", "start it, or correct --engine-url and --engine")]
     if not facts.healthy:
-        return [msgspec.structs.replace(checks[0], found=facts.problem or checks[0].found)]
+        advice = "" if facts.problem else "start it, or correct --engine-url and --engine"
+        return [Check(subject, "answers as it must", False, facts.problem or url or "", advice)]
+    checks = [Check(subject, "answers as it must", True, url or "")]
+    if facts.problem:
+        checks.append(Check(subject, "can be trained with", False, facts.problem))
+    by_ids = facts.route is not None and not facts.route.endswith("/chat/completions")
     checks += [
+        Check(subject, "takes token ids", by_ids or None, f"{facts.route} is used", _BY_CHAT),
         Check(subject, "returns token ids", facts.returns_ids, _yes(facts.returns_ids), _IDS),
+        Check(subject, "returns a logprob a token", facts.returns_logprobs, _yes(facts.returns_logprobs), _IDS),
+        _mode(subject, facts.logprob_mode),
         _said(subject, "model", facts.model),
         _said(subject, "tokenizer", facts.tokenizer_path, "give --tokenizer DIR to polar serve"),
-        _said(subject, "context length", facts.context_length),
+        _said(subject, "context length", facts.context_length, "prompts that do not fit are refused by the engine"),
         _said(subject, "policy version", facts.version, "without it staleness cannot be judged"),
-        _said(subject, "logprob mode", facts.logprob_mode),
+        Check(subject, "holds to JSON schemas", facts.grammars or None, _told(facts.grammars), _GRAMMARS),
     ]
-    if facts.problem:
-        checks.insert(1, Check(subject, "can be trained with", False, facts.problem))
     return checks
 
 
-_IDS = "training needs them: use SGLang's /generate or vLLM's token endpoint, and no router that drops fields"
+_IDS = "training needs them: use SGLang or vLLM, and no router that drops fields; to evaluate and collect it will do"
+_BY_CHAT = "it renders prompts itself: a history that it renders otherwise forks the trace, and aborted calls are lost"
+_GRAMMARS = "schemas and forced tool calls are refused by name; they would not be trained on anyway"
+_MODES = {
+    LogprobMode.SAMPLING_TEMPERATURE: "",
+    LogprobMode.PROCESSED: "calls with top_p, top_k or min_p have no usable logprobs: leave them out",
+    LogprobMode.RAW: "only calls at temperature 1 have usable logprobs: start vLLM with --logprobs-mode "
+    "processed_logprobs, SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB",
+}
+
+
+def _mode(subject: str, mode: LogprobMode | None) -> Check:
+    """Whether a trainer can compute the same logprobs: at the sampling temperature, over the whole vocabulary."""
+    ok = mode is LogprobMode.SAMPLING_TEMPERATURE or None
+    advice = "compare some with your trainer's own" if mode is None else _MODES[mode]
+    return Check(subject, "logprobs as a trainer's", ok, mode.value if mode else "not known", advice)
 
 
 def _said(subject: str, what: str, value: object, advice: str = "") -> Check:
@@ -115,3 +136,7 @@ def _table(checks: list[Check]) -> Table:
 
 def _yes(value: bool) -> str:
     return "yes" if value else "no"
+
+
+def _told(value: bool | None) -> str:
+    return "not told" if value is None else _yes(value)

@@ -5,6 +5,7 @@ Every number is finite: NaN and infinities are refused like any other wrong valu
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -203,7 +204,7 @@ class TaskRequest(Request):
     @model_validator(mode="before")
     @classmethod
     def _is_text(cls, raw: Any) -> Any:
-        if (path := _lone_surrogate(raw)) is not None:
+        if not _is_wholly_text(raw) and (path := _lone_surrogate(raw)) is not None:
             raise ValueError(f"{path}: half of a surrogate pair is no text")
         return raw
 
@@ -215,6 +216,15 @@ class TaskRequest(Request):
         if not self.instruction.strip():
             raise ValueError("instruction is empty: say what the agent is to do")
         return self
+
+
+def _is_wholly_text(raw: Any) -> bool:
+    """Quick; False where it cannot say."""
+    try:
+        json.dumps(raw, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def _lone_surrogate(value: Any, path: str = "") -> str | None:

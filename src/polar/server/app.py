@@ -21,6 +21,8 @@ from polar.server.node_routes import node_routes
 from polar.server.openapi import describe
 from polar.server.trainer_routes import add_task_routes
 
+_LONGEST_NAME = 200
+
 
 def create_app(core: Core) -> FastAPI:
     """The app of one core; it serves while `core.running()` is entered."""
@@ -66,8 +68,15 @@ def _gone(request: Request, error: Exception) -> Response:
 def _invalid(request: Request, error: Exception) -> Response:
     """What was wrong and where, without the input: it may hold what JSON cannot."""
     assert isinstance(error, RequestValidationError)
-    mistakes = [{"loc": item["loc"], "msg": item["msg"], "type": item["type"]} for item in error.errors()]
+    mistakes = [
+        {"loc": [_short(part) for part in item["loc"]], "msg": item["msg"], "type": item["type"]}
+        for item in error.errors()
+    ]
     return Response(json.dumps({"detail": mistakes}, default=str), 422, media_type="application/json")
+
+
+def _short(part: str | int) -> str | int:
+    return part if isinstance(part, int) else part[:_LONGEST_NAME]
 
 
 def _unsaved(request: Request, error: Exception) -> JSONResponse:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from fastapi import HTTPException
@@ -14,7 +16,6 @@ from starlette.datastructures import Headers
 DEEPEST = 64
 """levels of lists and objects in a body; each reader of JSON has some such bound"""
 _MOST_MISTAKES = 100
-_INTEGERS = range(-(2**63), 2**63)
 Mistake = tuple[tuple[str | int, ...], str]
 
 
@@ -46,7 +47,7 @@ def parse(body: bytes) -> Any:
         raise refusal([((), f"nested more than {DEEPEST} levels deep: flatten it")]) from error
     except ValueError as error:  # Python's bound on the digits of an integer
         raise refusal([((), f"a number has too many digits: {error}")]) from error
-    if mistakes := list(_unholdable(value, ())):
+    if mistakes := list(islice(_unholdable(value), _MOST_MISTAKES)):
         raise refusal(mistakes)
     return value
 
@@ -61,21 +62,23 @@ def refusal(mistakes: list[Mistake]) -> RequestValidationError:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _Twice(next(name for name in names if names.count(name) > 1))
+        raise _Twice(Counter(name for name, _ in pairs).most_common(1)[0][0])
     return found
 
 
-def _unholdable(value: Any, path: tuple[str | int, ...]) -> Iterator[Mistake]:
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            yield path, "must be a finite number"
-    elif isinstance(value, int):
-        if value not in _INTEGERS:
-            yield path, "must fit into 64 bits: send a larger integer as text"
-    elif isinstance(value, dict | list):
-        if len(path) >= DEEPEST:
-            yield path[:3], f"nested more than {DEEPEST} levels deep: flatten it"
-            return
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _unholdable(item, (*path, key))
+def _unholdable(whole: Any) -> Iterator[Mistake]:
+    """One look at each value, since there may be millions."""
+    left: list[tuple[Any, tuple[str | int, ...]]] = [([whole], ())]
+    while left:
+        holder, path = left.pop()
+        if len(path) > DEEPEST:
+            yield path[1:4], f"nested more than {DEEPEST} levels deep: flatten it"
+            continue
+        for key, value in holder.items() if type(holder) is dict else enumerate(holder):
+            kind = type(value)
+            if kind is float and not math.isfinite(value):
+                yield (*path, key)[1:], "must be a finite number"
+            elif kind is int and not -(2**63) <= value < 2**63:
+                yield (*path, key)[1:], "must fit into 64 bits: send a larger integer as text"
+            elif kind is dict or kind is list:
+                left.append((value, (*path, key)))

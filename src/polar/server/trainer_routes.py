@@ -34,8 +34,10 @@ def add_task_routes(router: APIRouter, core: Core) -> None:
     async def submit(request: Request) -> Response:
         """Hands a task in. It may be repeated: the same task under the same id is one task."""
         check_type(request.headers)
-        task, ignored = await run_in_threadpool(submission.read, await request.body())
-        submission.check(task, core.live_nodes())
+        wanted, ignored = await run_in_threadpool(submission.read, await request.body())
+        submission.check(wanted, core.live_nodes())
+        clock = core.machine.queue_clock(core.now())
+        task = await run_in_threadpool(submission.new_task, wanted, clock, time.time())
         accepted = await _submit(core, task)
         document = Accepted(task_id=accepted.task_id, status=accepted.status)
         return reply(request, document, {IGNORED_HEADER: ignored} if ignored else None)
@@ -65,20 +67,19 @@ def add_task_routes(router: APIRouter, core: Core) -> None:
         return reply(request, views.task_status(task, core.live_nodes(), full=core.full))
 
 
-async def _submit(core: Core, request: TaskRequest) -> Task:
-    """The task, new or the same as before. Raises HTTPException 409, DiskFull."""
-    task = await core.task(request.task_id)
-    if request.task_id in core.machine.refused:
-        raise HTTPException(409, f"the task {request.task_id} was cancelled before it was submitted")
-    if task is not None:
-        if task.digest != submission.digest(request):
-            raise HTTPException(409, f"there is another task with the id {request.task_id}")
-        core.machine.redirect(task, request.callback_url, core.now())
+async def _submit(core: Core, task: Task) -> Task:
+    """The task, or the same one that was there before. Raises HTTPException 409, DiskFull."""
+    known = await core.task(task.task_id)
+    if task.task_id in core.machine.refused:
+        raise HTTPException(409, f"the task {task.task_id} was cancelled before it was submitted")
+    if known is not None:
+        if known.digest != task.digest:
+            raise HTTPException(409, f"there is another task with the id {task.task_id}")
+        core.machine.redirect(known, task.callback_url, core.now())
         await core.settle()
-        return task
+        return known
     if (why := core.no_room()) is not None:
         raise DiskFull(why)
-    task = submission.new_task(request, core.machine.queue_clock(core.now()), time.time())
     core.machine.submit(task)
     try:
         await core.flush()

@@ -25,6 +25,15 @@ TOOLS: dict[str, list[Any]] = {
 }
 
 
+STOP = "STOP"
+SETTINGS: dict[str, Any] = {
+    "stop": [STOP],
+    "stop_sequences": [STOP],
+    "generationConfig": {"stopSequences": [STOP], "thinkingConfig": {"includeThoughts": True}},
+}
+"""a stop string, which Responses do not have, and thoughts that are shown, in the words of each"""
+
+
 def body(*turns: str, **fields: Any) -> dict[str, Any]:
     """A conversation of texts; the user's come first."""
     roles = ("user", "assistant")

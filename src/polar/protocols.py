@@ -155,6 +155,7 @@ class Piece(msgspec.Struct, kw_only=True):
     ids: np.ndarray
     logprobs: np.ndarray | None = None
     text: str = ""
+    reasoning: str = ""
     version: str | None = None
     versions: list[VersionSpan] = []
     """from engines that tell only at the end: the policy versions over all ids of this answer, on its last piece"""

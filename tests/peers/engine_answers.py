@@ -152,6 +152,8 @@ class Chat(Answer):
 
     def event(self, start: int, end: int, *, last: bool) -> dict[str, Any]:
         delta: dict[str, Any] = {"content": self.text(start, end)}
+        if "deltas" in self.step:
+            delta = next(iter(self.step["deltas"][start:end]), {})
         if "message" in self.step:
             delta = self.step["message"] if last else {}
             delta = delta | ({"tool_calls": calls} if (calls := _indexed(delta)) else {})

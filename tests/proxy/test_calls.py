@@ -208,24 +208,6 @@ def test_a_fault_that_does_not_heal_is_the_sessions(engine: ScriptedEngine, prox
     assert log.calls[0].finished.fault == "engine_error"
 
 
-def test_an_engine_that_dies_half_way_ends_the_stream_in_an_error_event(
-    engine: ScriptedEngine, proxy: RunningProxy
-) -> None:
-    engine.script({"text": "hello you", "fault": "drop", "hold": True, "after": 4})
-    session = proxy.open()
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(session.post, body(stream=True))
-        until(lambda: proxy.proxy.sampled(session.key) == 4)
-        engine.release()
-        answer = waiting.result()
-    assert said(answer) == "hello yo"
-    assert "engine_error" in answer.text.strip().split("\n\n")[-1]
-    record, log = session.end()
-    assert record.fault == "engine_down"
-    assert log.calls[0].finished.finish_reason == "error"
-    assert session.build().tokens.excluded == {"aborted": 4}
-
-
 def test_an_abort_is_continued_from_what_was_sampled(engine: ScriptedEngine, proxy: RunningProxy) -> None:
     for stream in (True, False):
         engine.script(
@@ -241,22 +223,6 @@ def test_an_abort_is_continued_from_what_was_sampled(engine: ScriptedEngine, pro
         assert second["sampling_params"]["max_new_tokens"] == 26
         assert call.spans == [(0, 4, "3"), (4, 8, "4")]
         assert call.finished.message["content"] == "one two"
-
-
-def test_a_silent_stream_is_kept_alive(tmp_path: Path, engine: ScriptedEngine, rendering: Rendering) -> None:
-    paths = {"/v1/chat/completions": ": keep-alive", "/v1/messages": "event: ping"}
-    with running_proxy(tmp_path, engine.url, rendering, keep_alive_seconds=0.01) as proxy:
-        for path, sign in paths.items():
-            engine.script({"text": "late", "hold": True})
-            session = proxy.open()
-            auth = {"x-api-key": session.key}
-            asked = body(stream=True)
-            with httpx.stream("POST", session.url + path, json=asked, headers=auth, trust_env=False) as answer:
-                lines = answer.iter_lines()
-                assert next(line for line in lines if line).startswith(sign)
-                engine.release()
-                assert "stop" in list(filter(None, lines))[-1].replace("[DONE]", "stop")
-            assert session.end()[1].calls[0].delivered
 
 
 def test_a_log_that_takes_no_more_is_the_sessions_fault(engine: ScriptedEngine, proxy: RunningProxy) -> None:

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from peers.engine import ScriptedEngine
 from polar.protocols import Delta, Rendering
 from polar.proxy.canonical import Answer, Ask, Opening, Refusal
-from polar.proxy.conversation import digest
+from polar.proxy.conversation import gist
 from polar.proxy.dialects import DIALECTS
 from running_proxy import OpenSession, RunningProxy, running_proxy, until
 
@@ -392,7 +392,7 @@ def test_whole_and_streamed_answers_are_equal_and_come_back_as_they_went(
     assert fold(happened) == whole
     assert [event["sequence_number"] for event in happened] == list(range(len(happened)))
     back = parsed(input=[user("x"), *whole["output"], user("y")]).messages[1]
-    assert digest(back) == digest({"role": "assistant"} | message)
+    assert gist(back) == gist({"role": "assistant"} | message)
     assert back.get("reasoning_content", "") == reasoning
 
 

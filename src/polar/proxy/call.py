@@ -289,8 +289,9 @@ class Call:
         self._session.record.sampled += len(piece.ids)
         if self._reader is not None:
             self._relay(self._reader.feed(piece.ids))
-        elif piece.text and self._ask.stream and not self._session.engine.takes_ids:
-            self._relay([Delta(kind="text", text=piece.text)])
+        elif self._ask.stream and not self._session.engine.takes_ids:
+            parts = (Delta(kind="reasoning", text=piece.reasoning), Delta(kind="text", text=piece.text))
+            self._relay([delta for delta in parts if delta.text])
 
     def _relay(self, deltas: list[Delta]) -> None:
         if deltas:

@@ -105,12 +105,13 @@ class Anthropic:
 
 
 class _Encoder:
-    """One content block is open at a time; text goes on in the block that is open."""
+    """One content block is open at a time; text and thinking go on in the block that is open."""
 
     def __init__(self, opening: Opening) -> None:
         self._opening = opening
         self._index = -1
         self._open: str | None = None
+        self._thought = ""
 
     def start(self) -> bytes:
         message = _head(self._opening) | {"content": [], "stop_reason": None, "stop_sequence": None}
@@ -122,12 +123,12 @@ class _Encoder:
             return begun + self._delta({"type": "text_delta", "text": delta.text})
         if delta.kind == "reasoning":
             block = {"type": "thinking", "thinking": "", "signature": ""}
-            signed = {"type": "signature_delta", "signature": _signature(delta.text)}
-            said = self._delta_after(block, {"type": "thinking_delta", "thinking": delta.text})
-            return said + self._delta(signed)
+            begun = b"" if self._open == "thinking" else self._begin(block)
+            self._thought += delta.text
+            return begun + self._delta({"type": "thinking_delta", "thinking": delta.text})
         call = delta.call or {}
         arguments = json.dumps(argument_object(call), ensure_ascii=False)
-        return self._delta_after(_tool_use(call), {"type": "input_json_delta", "partial_json": arguments})
+        return self._begin(_tool_use(call)) + self._delta({"type": "input_json_delta", "partial_json": arguments})
 
     def end(self, answer: Answer) -> bytes:
         usage = _usage(answer.opening, answer.completion_tokens)
@@ -139,9 +140,6 @@ class _Encoder:
 
     def error(self, refusal: Refusal) -> bytes:
         return _event("error", Anthropic().error(refusal)[1])
-
-    def _delta_after(self, block: dict[str, Any], delta: dict[str, Any]) -> bytes:
-        return self._begin(block) + self._delta(delta)
 
     def _begin(self, block: dict[str, Any]) -> bytes:
         finished = self._finish()
@@ -155,8 +153,11 @@ class _Encoder:
     def _finish(self) -> bytes:
         if self._open is None:
             return b""
-        self._open = None
-        return _event("content_block_stop", {"index": self._index})
+        signed = b""
+        if self._open == "thinking":
+            signed = self._delta({"type": "signature_delta", "signature": _signature(self._thought)})
+        self._open, self._thought = None, ""
+        return signed + _event("content_block_stop", {"index": self._index})
 
 
 def _event(kind: str, document: dict[str, Any]) -> bytes:

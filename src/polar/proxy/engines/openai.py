@@ -121,6 +121,7 @@ class _Reply:
             ids=ids,
             logprobs=_logprobs(choice, len(ids)),
             text=said.get("content") or "",
+            reasoning=_reasoning(said),
             version=self._version,
             prompt_ids=np.asarray(prompt, IDS) if prompt else None,
         )
@@ -145,7 +146,7 @@ class _Reply:
         self._finish = choice.get("finish_reason") or self._finish
         self._matched = choice.get("stop_reason") or choice.get("matched_stop") or self._matched
         self._message["content"] += said.get("content") or ""
-        if reasoning := said.get("reasoning") or said.get("reasoning_content"):
+        if reasoning := _reasoning(said):
             self._message["reasoning_content"] = self._message.get("reasoning_content", "") + reasoning
         for at, call in enumerate(said.get("tool_calls") or []):
             known = self._calls.setdefault(call.get("index", at), _empty_call())
@@ -153,6 +154,10 @@ class _Reply:
             known["id"] = call.get("id") or known["id"]
             known["function"]["name"] += function.get("name") or ""
             known["function"]["arguments"] += function.get("arguments") or ""
+
+
+def _reasoning(said: dict[str, Any]) -> str:
+    return said.get("reasoning") or said.get("reasoning_content") or ""
 
 
 def _empty_call() -> dict[str, Any]:

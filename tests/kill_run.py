@@ -41,7 +41,7 @@ DONE, CANCELLED = ("task-0", "task-1"), "task-cancelled"
 SESSIONS, CALLS = 2, 2
 SERVER_KILLS, GATEWAY_KILLS = 2, 3
 GATEWAYS = ("gateway-0", "gateway-1")
-DEADLINE = 150.0
+DEADLINE = 300.0
 TOKEN = "token-of-the-kill-run"
 ANSWER = re.compile(r"answer \d+")
 

@@ -11,11 +11,9 @@ import json
 import os
 import shlex
 import signal
+import socket
 import sys
 import time
-import urllib.error
-import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +22,33 @@ HEARD: list[str] = []
 """named pipes that are told each answer before anything else happens"""
 
 
+def post(path: str, body: bytes) -> tuple[int, bytes]:
+    """Status and body of the answer. By hand: urllib takes longer to import than all the rest of a short session."""
+    _, _, address, root = os.environ["OPENAI_BASE_URL"].split("/", 3)
+    host, port = address.split(":")
+    headers = [
+        f"POST /{root}{path} HTTP/1.1",
+        f"Host: {address}",
+        f"Authorization: Bearer {os.environ['OPENAI_API_KEY']}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+    ]
+    with socket.create_connection((host, int(port))) as line:
+        line.sendall("\r\n".join([*headers, "", ""]).encode() + body)
+        answer = b"".join(iter(lambda: line.recv(1 << 16), b""))
+    head, _, content = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), content
+
+
 def call(text: str, messages: list[dict[str, Any]] = MESSAGES) -> None:
     """One completion; the conversation goes on from the last one. Prints the answer, or the error's status."""
     messages.append({"role": "user", "content": text})
-    body = json.dumps({"model": "policy", "messages": messages}).encode()
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
-    try:
-        with urllib.request.urlopen(request) as answer:
-            message = json.load(answer)["choices"][0]["message"]
-    except urllib.error.HTTPError as error:
-        print(f"HTTP {error.code}: {error.read().decode()}", flush=True)
+    status, answer = post("/chat/completions", json.dumps({"model": "policy", "messages": messages}).encode())
+    if status != 200:
+        print(f"HTTP {status}: {answer.decode()}", flush=True)
         return
+    message = json.loads(answer)["choices"][0]["message"]
     messages.append(message)
     for pipe in HEARD:
         with open(pipe, "w") as told:
@@ -46,6 +59,8 @@ def call(text: str, messages: list[dict[str, Any]] = MESSAGES) -> None:
 def agents(raising: int) -> None:
     """Four agents at once, each with a conversation of its own of two calls; number `raising` raises after its first,
     and the harness after the others' end."""
+
+    from concurrent.futures import ThreadPoolExecutor
 
     def agent(number: int) -> None:
         conversation: list[dict[str, Any]] = []
@@ -153,7 +168,7 @@ VERBS = {
 
 def scripted(*steps: tuple[str, Any], **runtime: Any) -> dict[str, Any]:
     """agent and runtime of a task whose harness does these steps in a bubblewrap sandbox with this Python."""
-    command = shlex.join([str(Path(sys.executable).resolve()), "-I", "/session/harness.py", json.dumps(steps)])
+    command = shlex.join([str(Path(sys.executable).resolve()), "-I", "-S", "/session/harness.py", json.dumps(steps)])
     upload = {"type": "upload_file", "content": Path(__file__).read_text(), "target": "/session/harness.py"}
     prepare = [upload, *runtime.pop("prepare", [])]
     bind = [*runtime.pop("bind", []), *([sys.base_prefix] if sys.base_prefix != "/usr" else [])]

@@ -271,6 +271,14 @@ def test_build_failure_keeps_the_log(chain: Chain) -> None:
     assert len(parse(unpack(log.content)).calls) == 1
 
 
+def test_builder_whose_ledger_does_not_balance(chain: Chain) -> None:
+    result = only(
+        chain.run("unbalanced", builder={"strategy": "peers.broken:Unbalanced"}, **scripted(("call", "hello")))
+    )
+    check(result, "ERROR", "build", reward=None, traces=0)
+    assert "does not balance" in result["error"]
+
+
 def test_evaluator_bug_is_no_reward(chain: Chain) -> None:
     evaluator = {"strategy": "peers.broken:Broken"}
     result = only(chain.run("misgraded", evaluator=evaluator, **scripted(("call", "hello"))))

@@ -6,10 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from polar.harnesses.base import BaseHarness
 from polar.protocols import ExecResult, Place
 from polar.requests import ExecInput
 from polar.runtimes.bubblewrap import Bubblewrap
+from polar.trajectory.prefix_merging import PrefixMerging
 
 
 class Broken:
@@ -29,6 +32,15 @@ class Broken:
 
     async def setup(self, runtime: Any) -> None:
         raise KeyError("a bug of the harness's")
+
+
+class Unbalanced(PrefixMerging):
+    """A builder that loses a token."""
+
+    def build(self, log: Any, *, include_auxiliary: bool = False) -> Any:
+        built = super().build(log, include_auxiliary=include_auxiliary)
+        built.tokens = msgspec.structs.replace(built.tokens, sampled=built.tokens.sampled + 1)
+        return built
 
 
 class Oracle(BaseHarness):

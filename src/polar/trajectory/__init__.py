@@ -31,6 +31,8 @@ def build(builder: Builder, log: SessionLog, ending: Ending, *, include_auxiliar
     Raises BuildFault, also for whatever else the builder raises."""
     with blamed_on(BuildFault, "the builder"):
         built = builder.build(log, include_auxiliary=include_auxiliary)
+    if not built.tokens.balanced:  # the builders here audit more than that themselves
+        raise BuildFault(f"the builder's ledger does not balance: {built.tokens}")
     if ending.forced_finish and built.traces:
         built.traces[-1].finish_reason = ending.forced_finish
     return built

@@ -247,6 +247,15 @@ def test_cancelled_while_it_is_graded(chain: Chain, refresh: bool) -> None:
     check_cancelled(chain, name)
 
 
+def test_cancelled_after_its_end_it_keeps_its_end(chain: Chain) -> None:
+    steps = scripted(("call", "hello"), DONE, import_path="peers.broken:SlowStop")
+    assert chain.submit("cancelled-late", **steps).status_code == 200
+    until(lambda: list((chain.data / "gateway" / "sandboxes").glob("cancelled-late-*.going")))
+    chain.http.delete("/rollout/task/cancelled-late").raise_for_status()
+    check(only(chain.results("cancelled-late")), "COMPLETED", "done", reward=1.0, traces=1)
+    assert chain.status("cancelled-late")["status"] == "cancelled"
+
+
 def check_cancelled(chain: Chain, name: str) -> None:
     chain.http.delete(f"/rollout/task/{name}").raise_for_status()
     check(only(chain.results(name)), "ERROR", "cancelled", reward=None, traces=0)

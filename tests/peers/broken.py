@@ -68,6 +68,20 @@ class ColdStart(Bubblewrap):
         await super().start(place)
 
 
+class SlowStop(Bubblewrap):
+    """A sandbox that takes its time to go. While it goes there is a file beside its folder."""
+
+    async def start(self, place: Place) -> None:
+        self._sign = place.folder.with_name(place.folder.name + ".going")
+        await super().start(place)
+
+    async def stop(self) -> None:
+        self._sign.touch()
+        await asyncio.sleep(2)
+        await super().stop()
+        self._sign.unlink()
+
+
 class BadStop(Bubblewrap):
     """A sandbox that goes, and then complains."""
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
-from polar.errors import PolarError, SandboxFault
+from polar.errors import SandboxFault
 from polar.plugins import blamed_on
 from polar.protocols import Place, Runtime
 from polar.requests import RuntimeSpec
@@ -47,8 +46,7 @@ class Sandboxes:
         """Raises SandboxFault or OSError when one could not be cleared away; the others are."""
         if self._warm is not None:
             self._warm.cancel()
-            with suppress(asyncio.CancelledError, PolarError, OSError):
-                await self._warm
+            await asyncio.gather(self._warm, return_exceptions=True)
         faults = await asyncio.gather(*(_stop(runtime) for runtime in self._made), return_exceptions=True)
         for fault in faults:
             if fault is not None:

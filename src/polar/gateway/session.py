@@ -98,7 +98,10 @@ class Session:
         return self.node.proxy.sampled(self.lease.key) if self._keyed else self._record.sampled
 
     def stop(self, why: str) -> None:
-        """Ends the session now, in whatever stage it is. `why` is the server's word: cancelled, early_stop or lost."""
+        """Ends the session now, in whatever stage it is. `why` is the server's word: cancelled, early_stop or lost.
+        What has ended by itself keeps its end, though its sandbox may still be on its way out."""
+        if self._running is not None and self._running.done():
+            return
         if why == "lost":
             self.outcome.lost = True
         else:
@@ -346,8 +349,8 @@ class Session:
     async def _clear_now(self) -> None:
         try:
             await within(_CLEAN_UP_SECONDS, "clearing up", self._let_go(), never)
-        except (PolarError, OSError) as error:  # the gateway's next start sweeps it; the other sessions go on
-            log.error("not cleared up", session=self.lease.session_id, why=str(error))
+        except Exception:  # the gateway's next start sweeps it; the other sessions go on
+            log.exception("not cleared up", session=self.lease.session_id)
         if self._writer is not None:
             self._seal(self._writer)
 

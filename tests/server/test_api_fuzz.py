@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 def fuzz(server: Server, *options: str) -> None:
     """Fails with what schemathesis found, and how to repeat it."""
     run = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(HERE / "fuzzing.toml"), "run"]
-    fixed = ["--seed", "1", "--generation-deterministic", "--no-color"]
+    fixed = ["--seed", "1", "--generation-deterministic", "--no-color", "--request-timeout", "60"]
     environment = os.environ | {
         "SCHEMATHESIS_HOOKS": "tests.server.fuzzing",
         "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]),

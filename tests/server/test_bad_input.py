@@ -297,6 +297,6 @@ def test_group_of_ten_thousand_is_taken_stopped_and_read(make_server: Any) -> No
     began = time.monotonic()
     node.finish(node.lease()[0])
     status = server.task("crowd")
-    assert time.monotonic() - began < 60, "seconds, where looking at all for each took more than ten minutes"
+    assert time.monotonic() - began < 120, "seconds on a busy machine, where looking at all for each takes many minutes"
     assert (status["status"], status["completed_sessions"], len(status["results"])) == ("completed", 10_000, 10_000)
     assert server.http.get("/tasks").json()["tasks"][0]["errored_sessions"] == 9999

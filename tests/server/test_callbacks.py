@@ -144,7 +144,7 @@ def test_large_callback_is_never_whole_in_memory_and_holds_nobody_up(make_server
     assert len(receiver.bodies[0]) > 60 << 20
     assert len(json.loads(receiver.bodies[0])["results"]) == 10
     assert server.memory < 250 << 20
-    assert slowest < 3.0, "seconds for a small answer meanwhile, on a busy machine"
+    assert slowest < 10.0, "seconds for a small answer meanwhile, on a busy machine"
 
 
 def long_result(lease: Lease, node: Node, tokens: int) -> msgspec.Struct:

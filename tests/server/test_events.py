@@ -99,11 +99,11 @@ def test_who_does_not_keep_up_is_let_go_and_delays_nobody(make_server: Callable[
         for name in groups:
             server.submit(name, num_samples=10_000)
             assert server.http.delete(f"/rollout/task/{name}", timeout=120).json()["status"] == "cancelled"
-        reading.join(60)
+        reading.join(120)
         expected = {"task.created": 5, "session.state_changed": 50_000, "task.updated": 50_000, "task.completed": 5}
         assert counted == expected
         assert sum(counted.values()) > 2 * BACKLOG
-        idle.settimeout(20)
+        idle.settimeout(60)
         assert whole(idle).endswith(b"0\r\n\r\n"), "its stream has ended in good order"
 
 

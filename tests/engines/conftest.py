@@ -15,8 +15,3 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two sets of weights of a random model; made with the Python of whichever engine is named."""
     python = os.environ.get("POLAR_TEST_SGLANG") or program("POLAR_TEST_VLLM", "an engine's Python")
     return make_models(python, tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="session")
-def smollm() -> Path:
-    return Path(program("POLAR_TEST_SMOLLM", "a folder with SmolLM2-135M-Instruct"))

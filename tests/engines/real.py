@@ -8,8 +8,9 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,26 @@ import openai
 import pytest
 
 from polar.sessionlog import Call, SessionLog
-from running_proxy import OpenSession
+from running_proxy import OpenSession, until, user
 
 PEERS = Path(__file__).parents[1] / "peers"
 STANDIN = PEERS / "sglang_standin"
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 START_SECONDS = 400
+SCHEMA = {
+    "type": "object",
+    "properties": {"done": {"type": "boolean"}, "level": {"enum": [1, 2, 3]}},
+    "required": ["done", "level"],
+    "additionalProperties": False,
+}
+BASH = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "description": "runs a command",
+        "parameters": {"type": "object", "properties": {"cmd": {"enum": ["ls", "pwd"]}}, "required": ["cmd"]},
+    },
+}
 
 
 def program(variable: str, what: str) -> str:
@@ -189,3 +204,50 @@ def gaps(
     for dtype, (most, mean) in told.items():
         print(f"\n{note.node.name}: {count} tokens against transformers in {dtype}: max {most:.2e}, mean {mean:.2e}")
     return told
+
+
+def gone(session: OpenSession, holds: Callable[[], bool]) -> None:
+    """A client that hangs up on its stream behind the first bytes, when this holds."""
+    asked = {"model": "policy", "messages": [user("write a lot")], "stream": True, "max_tokens": 1500}
+    headers = {"Authorization": f"Bearer {session.key}"}
+    with httpx.stream(
+        "POST", session.url + "/v1/chat/completions", json=asked, headers=headers, trust_env=False
+    ) as answer:
+        next(answer.iter_bytes())
+        until(holds, 30)
+
+
+def doctor(url: str, kind: str) -> dict[str, tuple[bool | None, str]]:
+    """What `polar doctor` says of the engine."""
+    command = [sys.executable, "-c", "from polar.cli.main import main; main()"]
+    options = ["doctor", "--json", "--engine-url", url, "--engine", kind]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    checks = json.loads(done.stdout)["checks"]
+    return {item["what"]: (item["ok"], item["found"]) for item in checks if item["subject"].startswith("engine")}
+
+
+def check_forms(session: OpenSession, stream: bool) -> None:
+    """An answer under a schema, one that must call a tool, and a free one, of which only the last is trained."""
+    form = {"type": "json_schema", "json_schema": {"name": "state", "schema": SCHEMA, "strict": True}}
+    asked = {"model": "policy", "messages": [user("how is it?")], "max_tokens": 900, "stream": stream}
+    assert json.loads(text_of(session.post(asked | {"response_format": form}), stream)).keys() == {"done", "level"}
+    choice = {"type": "function", "function": {"name": "bash"}}
+    answered = session.post(asked | {"messages": [user("look")], "tools": [BASH], "tool_choice": choice})
+    assert answered.status_code == 200, answered.text
+    [call] = session.log.calls[-1].finished.message["tool_calls"]
+    assert call["function"]["name"] == "bash"
+    assert json.loads(call["function"]["arguments"])["cmd"] in ("ls", "pwd")
+    assert session.post(asked | {"messages": [user("and now freely")], "max_tokens": 20}).status_code == 200
+    _, log = session.end()
+    assert [call.opened.constrained for call in log.calls] == [True, True, False]
+    built = session.build()
+    assert built.tokens.excluded == {"constrained": len(log.calls[0].ids) + len(log.calls[1].ids)}
+    assert built.tokens.trainable == len(log.calls[2].ids)
+
+
+def text_of(answered: httpx.Response, stream: bool) -> str:
+    assert answered.status_code == 200, answered.text
+    if not stream:
+        return answered.json()["choices"][0]["message"]["content"]
+    events = [json.loads(line[6:]) for line in answered.text.splitlines() if line.startswith("data: {")]
+    return "".join(event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"])

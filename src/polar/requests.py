@@ -268,15 +268,24 @@ def budgets_of(task: TaskRequest) -> StageBudgets:
     )
 
 
+_ENGINES_OWN = frozenset(
+    """min_tokens min_new_tokens ignore_eos frequency_penalty presence_penalty repetition_penalty logit_bias
+    skip_special_tokens spaces_between_special_tokens no_stop_trim stop_regex regex ebnf json_schema structural_tag
+    custom_params""".split()  # noqa: SIM905
+)
+"""sampling parameters of engines that pass through; another name may be a misspelt one, and is named"""
+
+
 def ignored_fields(raw: Any, model: type[BaseModel] = TaskRequest, path: str = "") -> list[str]:
-    """Dotted paths of the fields in `raw` that `model` does not know, for the header X-Polar-Ignored."""
+    """Dotted paths of the fields in `raw` that `model` does not know, for the header X-Polar-Ignored; of sampling
+    also the names that neither it nor any engine is known to have, though they are passed on."""
     if not isinstance(raw, dict):
         return []
     unknown: list[str] = []
     for key, value in raw.items():
         field = model.model_fields.get(key)
         if field is None:
-            if model.model_config.get("extra") != "allow":
+            if model.model_config.get("extra") != "allow" or key not in _ENGINES_OWN:
                 unknown.append(f"{path}{key}")
             continue
         for inner in _models_in(field.annotation):

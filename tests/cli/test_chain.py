@@ -71,6 +71,14 @@ def test_show_tells_each_turns_context_and_spells_its_tokens(chain, tmp_path):
     assert "model: ok" in shown, "the harness's last lines"
 
 
+def test_show_of_a_task_names_its_sessions(chain, tmp_path):
+    results = chain.run("group", num_samples=2, evaluator=None, **scripted(("call", "hello")))
+    done = inside("show", "group", "--server", chain.url)
+    assert done.exit_code == 2
+    assert "'group' is a task: name one of its sessions" in done.stderr
+    assert all(result["session_id"] in done.stderr for result in results)
+
+
 def test_show_reads_a_log_file_without_a_server(chain, tmp_path):
     file = task_file(tmp_path / "t.jsonl", {"task_id": "filed", **GRADED, **TWO_TURNS})
     at(chain, "run", file)

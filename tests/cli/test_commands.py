@@ -47,6 +47,14 @@ def test_a_server_that_is_down_is_exit_code_3(tmp_path, nobody, words):
     assert nobody in done.stderr
 
 
+@pytest.mark.parametrize("words", [["status"], ["why", "x"], ["show", "x"], ["rebuild", "x"]])
+def test_a_folder_without_a_servers_data_is_named_and_nobody_else_is_asked(tmp_path, chain, words):
+    done = inside(*words, "--data", tmp_path / "nowhere", "--server", chain.url)
+    assert done.exit_code == 2
+    assert f"--data {tmp_path / 'nowhere'} is no data folder of a Polar server" in done.stderr
+    assert not (tmp_path / "nowhere").exists()
+
+
 @pytest.mark.parametrize("url", ["localhost:8080", "", "ftp://x"])
 def test_a_server_that_is_no_url_is_named(url):
     done = inside("status", "--server", url)

@@ -137,6 +137,7 @@ def test_what_was_under_way_when_a_server_stopped_is_interrupted(engine, tmp_pat
     ]
     assert "has stopped" in shown
     assert json.loads(inside("status", "long", "--json", "--data", data).stdout)["stopped"] is True
+    assert "it waits for the server: it has stopped" in inside("why", "long", "--data", data).stdout
 
 
 def test_run_says_once_that_the_server_has_gone_and_that_it_is_back(tmp_path):

@@ -61,8 +61,8 @@ def test_an_empty_instruction_is_refused(instruction: str) -> None:
 
 def test_unknown_fields_are_named_with_their_paths() -> None:
     raw = TASK | {"colour": 1, "runtime": {"imagee": "x", "prepare": [{"type": "exec", "command": "x", "when": 1}]}}
-    raw["sampling"] = {"repetition_penalty": 1.1}
-    assert ignored_fields(raw) == ["colour", "runtime.imagee", "runtime.prepare.when"]
+    raw["sampling"] = {"repetition_penalty": 1.1, "temprature": 1}
+    assert ignored_fields(raw) == ["colour", "runtime.imagee", "runtime.prepare.when", "sampling.temprature"]
     assert TaskRequest.model_validate(raw).sampling.model_dump()["repetition_penalty"] == 1.1
 
 

@@ -38,6 +38,7 @@ def test_a_pause_counts_against_nothing(chain: Chain, name: str) -> None:
     until(lambda: chain.stage(task) == [stage])
     chain.http.post("/rollout/inference/pause").raise_for_status()
     assert chain.http.get("/rollout/inference/status").json()["paused"]
+    assert "the pause of inference" in chain.status(task)["waiting_for"]
     time.sleep(PAUSE)
     chain.http.post("/rollout/inference/resume").raise_for_status()
     (result,) = chain.results(task)

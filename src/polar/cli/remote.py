@@ -27,6 +27,8 @@ def reading(url: str, data: Path | None) -> Iterator[Client]:
 @contextmanager
 def looking(url: str, data: Path | None) -> Iterator[tuple[Client, bool]]:
     """As `reading`, with whether the folder's server has stopped."""
+    if data is not None and not (data / "polar.db").is_file():
+        raise stop(f"--data {data} is no data folder of a Polar server: it has no polar.db", ExitCode.USAGE)
     with served(data) if data else nullcontext() as own, connected(own or url, data) as client:
         yield client, own is not None
 

@@ -8,6 +8,7 @@ from polar.cli.console import ExitCode, stop
 from polar.client import Client, ClientError
 from polar.requests import TaskRequest
 
+_NAMED = 8
 Place = tuple[str, str]
 """(task_id, session_id)"""
 
@@ -24,10 +25,15 @@ def task_of(client: Client, session: str) -> str:
     except ClientError as error:
         if error.status != 404:
             raise
-        raise stop(
-            f"no task, session or file {session!r} here; `polar status` lists tasks, `polar status TASK` its sessions",
-            ExitCode.USAGE,
-        ) from error
+        raise stop(_nothing_of(client, session), ExitCode.USAGE) from error
+
+
+def _nothing_of(client: Client, name: str) -> str:
+    sessions = [session for _, session in _of_task(client, name)]
+    if sessions:
+        more = f" and {len(sessions) - _NAMED} more (`polar status {name}`)" if len(sessions) > _NAMED else ""
+        return f"{name!r} is a task: name one of its sessions, {', '.join(sessions[:_NAMED])}{more}"
+    return f"no task, session or file {name!r} here; `polar status` lists tasks, `polar status TASK` its sessions"
 
 
 def _of_task(client: Client, task: str) -> list[Place]:

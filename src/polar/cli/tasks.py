@@ -20,7 +20,7 @@ from polar.records import GatewayNodeInfo, SessionStatus, SessionSummary, Storag
 File = Annotated[Path, typer.Argument(metavar="FILE", help="Tasks: .jsonl (one a line), .yaml or .json.", exists=False)]
 TaskId = Annotated[str, typer.Argument(metavar="TASK", help="A task's id.")]
 _INTERRUPTED = "interrupted"
-_STOPPED = "the server: it has stopped, and what was under way goes on when it starts again"
+STOPPED = "the server: it has stopped, and what was under way goes on when it starts again"
 
 
 def load(path: Path) -> TaskFile:
@@ -89,7 +89,7 @@ def _one(client: Client, task: str, stopped: bool, json: bool) -> ExitCode:
     else:
         done = f"{known.completed_sessions} of {known.total_sessions} sessions are over"
         out().print(f"{known.task_id}: {_shown(known.status, stopped)}, {done}")
-        waits = _STOPPED if stopped and not known.status.terminal else known.waiting_for
+        waits = STOPPED if stopped and not known.status.terminal else known.waiting_for
         for said in (known.error, waits and f"waits for {waits}"):
             if said:
                 out().print(said, style="yellow")

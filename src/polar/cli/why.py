@@ -7,8 +7,9 @@ from rich.text import Text
 from polar.cli.console import harmless, out, print_json
 from polar.cli.options import DEFAULT_SERVER, Json, Server, ServersData
 from polar.cli.reasons import Finding, Report, report
-from polar.cli.remote import reading
-from polar.cli.tasks import TaskId
+from polar.cli.remote import looking
+from polar.cli.tasks import STOPPED, TaskId
+from polar.records import TaskState
 
 _SHOWN_SESSIONS = 5
 
@@ -20,8 +21,10 @@ def why(task: TaskId, server: Server = DEFAULT_SERVER, data: ServersData = None,
 
     Example: polar why hello
     """
-    with reading(server, data) as client:
+    with looking(server, data) as (client, stopped):
         said = report(client.task(task))
+    if stopped and not TaskState(said.status).terminal:
+        said.waiting_for = STOPPED
     if json:
         print_json(said)
         return

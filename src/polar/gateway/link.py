@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 import aiohttp
+import msgspec
 
 from polar.codec import from_msgpack, to_msgpack
 from polar.config import TOKEN_HEADER
@@ -94,9 +96,9 @@ class ServerLink:
             problem = f"the rollout server {self.url} does not answer: {error or 'time-out'}"
             raise ServerFault(problem, name="server_unreachable") from error
         if answer.status >= 500:
-            raise ServerFault(f"{method} {path}: {answer.status} {content[:300]!r}", name="server_error")
+            raise ServerFault(f"the rollout server: {answer.status} {_detail(content)}", name="server_error")
         if answer.status >= 400:
-            raise Refused(f"{method} {path}: {answer.status} {content[:300]!r}", answer.status)
+            raise Refused(f"the rollout server: {answer.status} {_detail(content)}", answer.status)
         return from_msgpack(content, reply)
 
 
@@ -104,3 +106,14 @@ def _part(path: Path, offset: int) -> bytes:
     with path.open("rb") as file:
         file.seek(offset)
         return file.read(PART_BYTES)
+
+
+def _detail(content: bytes) -> str:
+    """The server's own words."""
+    with suppress(msgspec.DecodeError):
+        return msgspec.json.decode(content, type=_Error).detail
+    return content[:300].decode(errors="replace")
+
+
+class _Error(msgspec.Struct):
+    detail: str

@@ -46,7 +46,7 @@ def add_task_routes(router: APIRouter, core: Core) -> None:
     async def get_task(task_id: str, request: Request, results: bool = True) -> Response:
         """One task; without its results where they are not wanted."""
         task = await find(core, task_id)
-        status = views.task_status(task, core.live_nodes(), full=core.full)
+        status = _status(core, task)
         if not results:
             return reply(request, status)
         status.result_paths = core.files.paths(task)
@@ -64,7 +64,12 @@ def add_task_routes(router: APIRouter, core: Core) -> None:
             raise HTTPException(404, "Task not found")
         core.machine.cancel(task, core.now())
         await core.settle()
-        return reply(request, views.task_status(task, core.live_nodes(), full=core.full))
+        return reply(request, _status(core, task))
+
+
+def _status(core: Core, task: Task) -> TaskStatus:
+    paused = core.machine.fleet.paused(core.now())
+    return views.task_status(task, core.live_nodes(), full=core.full, paused=paused)
 
 
 async def _submit(core: Core, task: Task) -> Task:

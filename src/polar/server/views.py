@@ -13,14 +13,18 @@ from polar.server.state import Node, Session, Task
 SUMMARY_COLUMNS = TaskSummary.__struct_fields__
 
 
-def task_status(task: Task, live: Sequence[Node], *, full: bool = False) -> TaskStatus:
+_PAUSE = "the end of the pause of inference (POST /rollout/inference/resume ends it)"
+
+
+def task_status(task: Task, live: Sequence[Node], *, full: bool = False, paused: bool = False) -> TaskStatus:
     """Without results. `full`: the server's disk has no room for more sessions."""
+    waits = waiting_for(task, live, full=full)
     return TaskStatus(
         task_id=task.task_id,
         status=task.status,
         total_sessions=task.num_samples,
         completed_sessions=task.completed_sessions,
-        waiting_for=waiting_for(task, live, full=full),
+        waiting_for=waits or (_PAUSE if paused and not task.status.terminal else None),
         error=task.error,
     )
 

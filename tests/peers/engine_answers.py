@@ -6,9 +6,6 @@ from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
-HOT = 2.0
-"""the temperature at which a probe asks, to see whether logprobs follow it"""
-
 
 class Machine(Protocol):
     """What an answer wants of its engine. `mode`: of which distribution its logprobs are."""
@@ -41,7 +38,9 @@ class Answer:
     def _logprob(self) -> float:
         if self.machine.mode == "processed" and self.sampling.get("top_k") == 1:
             return 0.0
-        return -0.9 if self.machine.mode != "raw" and self.sampling.get("temperature") == HOT else -0.5
+        # A probe asks at 0.1 and 2 as well, to see whether logprobs follow.
+        by_temperature = {} if self.machine.mode == "raw" else {0.1: -0.1, 2.0: -0.9}
+        return by_temperature.get(self.sampling.get("temperature"), -0.5)
 
     def matched(self, default: Any = None) -> Any:
         return self.step.get("matched", self.ids[-1] if self.finish == "stop" and self.ids else default)

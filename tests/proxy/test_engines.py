@@ -240,11 +240,35 @@ def test_the_distribution_of_logprobs_is_found(tokenizer: Path, mode: LogprobMod
         assert probe("embedded", engine.url).logprob_mode is LogprobMode.SAMPLING_TEMPERATURE
 
 
+AT = [0.1, 1.0, 2.0]
+TOLD: list[tuple[list[float | None], bool, LogprobMode | None]] = [
+    ([-3.0, -3.01, -2.99], False, LogprobMode.RAW),
+    ([-3.0, -3.01, -2.99], True, LogprobMode.RAW),
+    ([0.0, -0.0001, -0.06], False, LogprobMode.SAMPLING_TEMPERATURE),  # a model that is nearly sure
+    ([-5.0, -5.58, -5.585], False, LogprobMode.SAMPLING_TEMPERATURE),  # one that finds all tokens alike
+    ([0.0, -0.0001, -0.001], False, None),
+    ([-0.001, -0.001, -0.001], True, None),
+    ([0.0, 0.0, 0.0], True, LogprobMode.PROCESSED),
+    ([-1.0, None, -1.0], False, None),
+]
+
+
+@pytest.mark.parametrize(("told", "behind_top_k", "mode"), TOLD)
+def test_the_distribution_is_told_by_three_temperatures(
+    told: list[float | None], behind_top_k: bool, mode: LogprobMode | None
+) -> None:
+    async def likeliest(temperature: float) -> float | None:
+        return told[AT.index(temperature)]
+
+    assert asyncio.run(mode_of(likeliest, behind_top_k=behind_top_k)) is mode
+
+
 def test_logits_are_no_logprobs() -> None:
+    async def likeliest(temperature: float) -> float:
+        return 3.0 / temperature
+
     with pytest.raises(EngineFault, match="processed_logprobs"):
-        mode_of(3.0, 1.5)
-    assert mode_of(-0.0001, -0.001) is None
-    assert mode_of(-3.0, -3.001) is LogprobMode.RAW
+        asyncio.run(mode_of(likeliest, behind_top_k=True))
 
 
 def test_a_wrong_kind_or_url_names_the_mistake() -> None:

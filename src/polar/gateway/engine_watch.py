@@ -60,7 +60,7 @@ class EngineWatch:
         problem = facts.problem or (None if facts.healthy else f"the engine {self.engine.base_url} does not answer")
         if problem is None and self.proxy is None:
             problem = self._make_proxy(facts)
-        elif problem is None and facts.logprob_mode != self._mode:
+        elif problem is None and None not in (facts.logprob_mode, self._mode) and facts.logprob_mode != self._mode:
             problem = f"the engine's logprobs were {self._mode} and are {facts.logprob_mode}: start the gateway again"
         self._failures = self._failures + 1 if problem else 0
         if problem and self.proxy is not None and self._failures < _FAILURES:
@@ -90,6 +90,7 @@ class EngineWatch:
             model=self._node.model_served,
             context_length=facts.context_length,
             logprob_mode=facts.logprob_mode,
+            prices=self._node.prices,
         )
         self._mode = facts.logprob_mode
         self.ready.set()

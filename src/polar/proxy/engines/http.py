@@ -16,6 +16,7 @@ import numpy as np
 
 from polar.errors import EngineFault, HarnessFault, PolicyFault
 from polar.proxy.engines.watch import PATIENCE_SECONDS, Watch
+from polar.records import LogprobMode
 
 POOL, _CONTROL_POOL = 1024, 64
 CONNECT_SECONDS = 5.0
@@ -32,6 +33,8 @@ class EngineHTTP:
         self.base_url = base_url
         self._session: aiohttp.ClientSession | None = None
         self._control: aiohttp.ClientSession | None = None
+        self._mode: LogprobMode | None = None
+        """as a probe found it; asked for again when the engine may have been started anew"""
         self._watch = Watch(self.alive, patience_seconds)
 
     @property
@@ -70,6 +73,7 @@ class EngineHTTP:
             if limit.expired():
                 fault = f"the engine {self.base_url} hangs: {self._watch.found}"
                 raise EngineFault(fault, name="engine_timeout") from error
+            self._mode = None
             raise EngineFault(f"the engine {self.base_url} does not answer: {error or type(error).__name__}") from error
 
     async def document(self, response: aiohttp.ClientResponse) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 from polar.errors import EngineFault, PolarError
 from polar.protocols import EngineFacts
@@ -12,11 +12,13 @@ from polar.records import LogprobMode
 
 QUESTION = (1,)
 """ids that every vocabulary has"""
-HOT = 2.0
-"""the highest temperature that all engines take"""
 LIES = "engine_lies"
+_TEMPERATURES = (0.1, 1.0, 2.0)
+"""a model that is nearly sure, and one that finds all nearly alike, tell at one of them; no engine takes more"""
 _SAME = 0.05
-"""two bf16 passes over one prompt differ by less, the same logits at temperatures 1 and 2 by more"""
+"""two bf16 passes over one prompt differ by less"""
+LogprobAt = Callable[[float], Awaitable[float | None]]
+"""the likeliest token's logprob at a temperature; None: not told"""
 
 
 async def probed(facts: EngineFacts, asking: Awaitable[None], base_url: str) -> EngineFacts:
@@ -34,14 +36,23 @@ async def probed(facts: EngineFacts, asking: Awaitable[None], base_url: str) -> 
     return facts
 
 
-def mode_of(likeliest: float, hot: float) -> LogprobMode | None:
-    """Of which distribution logprobs are, by the likeliest token's at temperatures 1 and HOT. None where the model is
-    too sure of it to tell. Raises EngineFault `engine_lies` for what is no logprob."""
-    if max(likeliest, hot) > 0:
+async def mode_of(likeliest: LogprobAt, *, behind_top_k: bool) -> LogprobMode | None:
+    """Of which distribution an engine's logprobs are. None where it does not say, or the model is too sure to tell.
+
+    `behind_top_k`: asked where top_k leaves no other token, which then has exactly 0 where logprobs are of what is
+    left. Raises EngineFault `engine_lies` for what is no logprob.
+    """
+    told = await asyncio.gather(*(likeliest(temperature) for temperature in _TEMPERATURES))
+    known = [value for value in told if value is not None]
+    if len(known) < len(told):
+        return None
+    if max(known) > 0:
         raise EngineFault(
-            f"engine returns logits for logprobs ({likeliest:.2f}): start it with --logprobs-mode processed_logprobs",
+            f"engine returns logits for logprobs ({max(known):.2f}): start it with --logprobs-mode processed_logprobs",
             name=LIES,
         )
-    if abs(hot) < _SAME:
-        return None
-    return LogprobMode.RAW if abs(likeliest - hot) < _SAME else LogprobMode.SAMPLING_TEMPERATURE
+    if behind_top_k and not any(known):
+        return LogprobMode.PROCESSED
+    if max(known) - min(known) >= _SAME:
+        return LogprobMode.SAMPLING_TEMPERATURE
+    return LogprobMode.RAW if min(known) <= -_SAME else None

@@ -18,7 +18,7 @@ import numpy as np
 from polar.errors import EngineFault
 from polar.protocols import EngineCall, EngineFacts, Piece
 from polar.proxy.engines.http import EngineHTTP, ids_text, refused
-from polar.proxy.engines.probing import HOT, LIES, QUESTION, mode_of, probed
+from polar.proxy.engines.probing import LIES, QUESTION, mode_of, probed
 from polar.records import IDS, LOGPROBS, LogprobMode
 
 _RENAMED = {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
@@ -73,7 +73,7 @@ class SGLang(EngineHTTP):
             if piece.logprobs is None:
                 raise EngineFault(_missing("logprobs that match the token ids"), name=LIES)
             facts.returns_logprobs = True
-        facts.logprob_mode = await self._mode()
+        facts.logprob_mode = self._mode = self._mode or await self._find_mode()
 
     async def _describe(self, facts: EngineFacts) -> None:
         about: dict[str, Any] = {}
@@ -87,10 +87,9 @@ class SGLang(EngineHTTP):
         facts.version = _version(about)
         self.grammars = facts.grammars = type(self).grammars and about.get("grammar_backend") != "none"
 
-    async def _mode(self) -> LogprobMode | None:
+    async def _find_mode(self) -> LogprobMode | None:
         """SGLANG_RETURN_ORIGINAL_LOGPROB makes it raw. The likeliest token is told whichever was sampled."""
-        likeliest, hot = await self._likeliest(1.0), await self._likeliest(HOT)
-        return mode_of(likeliest, hot) if likeliest is not None and hot is not None else None
+        return await mode_of(self._likeliest, behind_top_k=False)
 
     async def _likeliest(self, temperature: float) -> float | None:
         sampling = {"max_new_tokens": 1, "temperature": temperature}
@@ -106,7 +105,7 @@ class Embedded(SGLang):
     kind = "embedded"
     grammars = False
 
-    async def _mode(self) -> LogprobMode | None:
+    async def _find_mode(self) -> LogprobMode | None:
         return LogprobMode.SAMPLING_TEMPERATURE
 
 

@@ -17,8 +17,8 @@ from polar.protocols import EngineCall, EngineFacts, Piece
 from polar.proxy.engines.http import PATIENCE_SECONDS, ids_text
 from polar.proxy.engines.openai import ROUTE as CHAT
 from polar.proxy.engines.openai import OpenAI
-from polar.proxy.engines.probing import HOT, LIES, QUESTION, mode_of, probed
-from polar.records import IDS, LOGPROBS, LogprobMode
+from polar.proxy.engines.probing import LIES, QUESTION, mode_of, probed
+from polar.records import IDS, LOGPROBS
 
 GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 
@@ -66,10 +66,14 @@ class VLLM(OpenAI):
         self._routes, self.takes_ids = (route,), route != CHAT
 
     async def _try(self, facts: EngineFacts, route: str) -> None:
-        (likeliest, facts.version), (hot, _) = [await self._one_token(route, at) for at in (1.0, HOT)]
+        async def likeliest(temperature: float) -> float:
+            return (await self._one_token(route, temperature))[0]
+
+        _, facts.version = await self._one_token(route, 1.0)
         facts.returns_ids = facts.returns_logprobs = True
-        # --logprobs-mode decides; behind top_k nothing else is left.
-        facts.logprob_mode = LogprobMode.PROCESSED if likeliest == hot == 0 else mode_of(likeliest, hot)
+        # --logprobs-mode decides.
+        self._mode = self._mode or await mode_of(likeliest, behind_top_k=True)
+        facts.logprob_mode = self._mode
 
     async def _one_token(self, route: str, temperature: float) -> tuple[float, str | None]:
         """The logprob of the likeliest token, since top_k leaves no other, and the policy version."""

@@ -84,7 +84,11 @@ class DeepSeek(Markup):
         "<｜tool▁call▁end｜>",
         "<｜tool▁calls▁end｜>",
     )
-    call_form = CallForm(signs[0] + "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜><｜tool▁calls▁end｜>")
+    call_form = CallForm(
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    )
 
     def found(self, text: str, tools: list[dict[str, Any]]) -> Iterator[Found]:
         at = 0

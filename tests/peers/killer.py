@@ -180,8 +180,13 @@ GATEWAY: dict[str, Callable[[Passing], None]] = {
 
 def plans(points: dict[str, Any], chance: random.Random, count: int) -> list[Plan]:
     """One for each of the first `count` lives of a process."""
-    names = chance.sample(sorted(points), count)
-    return [Plan(name, chance.randint(1, 10 if name.endswith("moment") else MOST_PASSINGS)) for name in names]
+    return [Plan(name, chance.randint(1, _most_passings(name))) for name in chance.sample(sorted(points), count)]
+
+
+def _most_passings(point: str) -> int:
+    if " start: " in point:  # once a life
+        return 1
+    return 10 if point.endswith("moment") else MOST_PASSINGS
 
 
 def arm(plan: Plan | None, folder: Path) -> None:

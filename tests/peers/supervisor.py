@@ -81,7 +81,8 @@ class Supervised:
             wait([self._process.sentinel])
             with _one_at_a_time:
                 self._process.join()
-            if self._process.exitcode not in (0, -signal.SIGKILL):
+            early = self._stopping.is_set() and self._process.exitcode == -signal.SIGTERM  # before it listens to it
+            if self._process.exitcode not in (0, -signal.SIGKILL) and not early:
                 self.crashes.append((self.name, self._process.exitcode))
                 return
 

@@ -42,9 +42,12 @@ def body(*turns: str, **fields: Any) -> dict[str, Any]:
     return {"model": "policy", "messages": messages, "input": messages, "contents": contents} | fields
 
 
-def post(session: OpenSession, dialect: str, document: dict[str, Any], *, stream: bool = False) -> httpx.Response:
+def post(
+    session: OpenSession, dialect: str, document: dict[str, Any], *, stream: bool = False, **headers: str
+) -> httpx.Response:
+    """Headers are written with underscores."""
     path = STREAMED.get(dialect, PATHS[dialect]) if stream else PATHS[dialect]
-    return session.post(document | {"stream": stream}, path)
+    return session.post(document | {"stream": stream}, path, **headers)
 
 
 def text_of(dialect: str, answer: dict[str, Any]) -> str:

@@ -81,6 +81,12 @@ class RunningProxy:
     def run(self, step: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(step, self._loop).result(60)
 
+    def on_loop(self, function: Callable[[], T]) -> T:
+        async def step() -> T:
+            return function()
+
+        return self.run(step())
+
     def open(self, *, session_index: int = 0, attempt: int = 1, **task: Any) -> OpenSession:
         number = next(self._numbers)
         request = make_task(**task)
@@ -88,11 +94,8 @@ class RunningProxy:
         header = self.proxy.header(**names, session_index=session_index, task=request)
         log = LogWriter(self._folder / f"{id(self)}" / f"{number}.log", header)
         key = f"key-{number}"
-
-        async def on_loop() -> None:
-            self.proxy.open(Attempt(**names, session_index=session_index, key=key, task=request, log=log))
-
-        self.run(on_loop())
+        attempt = Attempt(**names, session_index=session_index, key=key, task=request, log=log)
+        self.on_loop(lambda: self.proxy.open(attempt))
         return OpenSession(self, key, log)
 
     def listen(self, session: OpenSession) -> str:

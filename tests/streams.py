@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +13,8 @@ import httpx
 import msgspec
 
 from dialects import PATHS, STREAMED
-from running_proxy import OpenSession
+from peers.engine import ScriptedEngine
+from running_proxy import OpenSession, until
 
 Document = dict[str, Any]
 
@@ -72,7 +75,9 @@ class Stream:
         return of_stream(self._dialect, self.data)
 
     def until(self, holds: Callable[[Said], bool]) -> Said:
+        deadline = time.monotonic() + 30
         while not holds(said := self.said):
+            assert time.monotonic() < deadline, f"it did not come: {said}"
             self.data += next(self._chunks)
         return said
 
@@ -89,6 +94,17 @@ def streaming(session: OpenSession, dialect: str, document: Document) -> Iterato
     with httpx.stream("POST", url, json=asked, headers=auth, timeout=30, trust_env=False) as response:
         assert response.status_code == 200, response.read()
         yield Stream(dialect, response)
+
+
+def hang_up(session: OpenSession, dialect: str, document: Document, engine: ScriptedEngine) -> None:
+    """Sends a request, waits until the engine has it, and closes the socket before anything has come back."""
+    before, data = len(engine.requests), json.dumps(document).encode()
+    host, _, port = session.url.removeprefix("http://").partition(":")
+    path = STREAMED.get(dialect, PATHS[dialect]) if document.get("stream") else PATHS[dialect]
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nx-api-key: {session.key}\r\nContent-Length: {len(data)}\r\n\r\n"
+    with socket.create_connection((host, int(port))) as sock:
+        sock.sendall(head.encode() + data)
+        until(lambda: len(engine.requests) > before)
 
 
 def _chat_whole(said: Said, document: Document) -> None:

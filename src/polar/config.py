@@ -49,6 +49,13 @@ class ResourceSettings(Strict):
     gpus: Annotated[int, Field(ge=0)] = 0
 
 
+class PriceSettings(Strict):
+    """Of a million tokens, in the currency in which tasks say `limits.cost`."""
+
+    input: Annotated[float, Field(ge=0)]
+    output: Annotated[float, Field(ge=0)]
+
+
 class NodeSettings(Strict):
     id: str = "node-0"
     host: str = "127.0.0.1"
@@ -56,6 +63,7 @@ class NodeSettings(Strict):
     public_url: str | None = None
     model_served: str = "policy"
     inference: InferenceSettings
+    prices: PriceSettings | None = None
     max_init_workers: Annotated[int, Field(ge=1)] = 4
     max_run_workers: Annotated[int, Field(ge=1)] = 2
     max_postrun_workers: Annotated[int, Field(ge=1)] = 4

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from chain import Chain, until
+from chain import Chain, polar_serve, until
 from peers.engine import ScriptedEngine
 from peers.harness import scripted
 from polar.sessionlog import parse, unpack
@@ -85,6 +87,23 @@ def test_token_limit(chain: Chain, engine: ScriptedEngine) -> None:
     check(result, "COMPLETED", "limit", reward=1.0, traces=1)
     assert result["trajectory"]["metadata"]["tokens"]["trainable"] == 40
     assert result["trajectory"]["traces"][-1]["finish_reason"] == "length"
+
+
+def test_limit_of_cost(tmp_path: Path, engine: ScriptedEngine) -> None:
+    """The node's prices stand in its topology."""
+    node = {"inference": {"engine": "sglang", "base_url": engine.url}, "prices": {"input": 0, "output": 1e6}}
+    file = tmp_path / "topology.yaml"
+    file.write_text(json.dumps({"gateway": {"nodes": [node]}}))
+    steps = scripted(("call", "one"), ("call", "two"), DONE)
+    with polar_serve(tmp_path / "data", engine.url, "--topology", str(file)) as chain:
+        result = only(chain.run("cost", limits={"cost": 2.5}, **steps))
+    check(result, "COMPLETED", "limit", reward=1.0, traces=1)
+
+
+def test_a_limit_that_no_node_can_keep_is_the_tasks_fault(chain: Chain) -> None:
+    result = only(chain.run("unpriced", limits={"cost": 2.5}, **scripted(("call", "one"))))
+    check(result, "ERROR", "prepare", reward=None, traces=0)
+    assert "prices" in result["error"]
 
 
 def test_limit_of_seconds(chain: Chain) -> None:

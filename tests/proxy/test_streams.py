@@ -27,12 +27,6 @@ def asked(dialect: str, text: str = "go", **fields: Any) -> dict[str, Any]:
     return body(text, max_tokens=900, tools=TOOLS[dialect], **SETTINGS) | fields
 
 
-@pytest.fixture
-def patient(tmp_path: Path, engine: ScriptedEngine, rendering: Rendering) -> Iterator[RunningProxy]:
-    with running_proxy(tmp_path, engine.url, rendering, grace_seconds=30.0) as made:
-        yield made
-
-
 # What is streamed
 
 

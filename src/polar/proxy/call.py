@@ -37,6 +37,7 @@ _LONG = 4096
 _TRIES = 4
 """with a back-off of 1, 4 and 16 times the proxy's: an engine has some 20 s to come back"""
 _ENDLESS_ABORTS = 50
+NO_IMAGES = "images: this model takes text alone (its engine is given token ids)"
 
 
 async def aside(heavy: bool, function: Callable[..., T], *arguments: Any) -> T:
@@ -73,6 +74,11 @@ class Call:
         self._prompt_ids: np.ndarray | None = None
         self._reader: AnswerReader | None = None
         self._relayed = ""
+
+    @property
+    def opened(self) -> bool:
+        """Whether it is in the log; else it was refused before it reached the engine."""
+        return bool(self.opening.id)
 
     @property
     def over(self) -> bool:
@@ -134,6 +140,8 @@ class Call:
     async def _prepare(self) -> tuple[Place, Plan | None]:
         conversation, ask = self._session.conversation, self._ask
         assert self._body is not None, "the task has not ended"
+        if ask.images and self._session.engine.takes_ids:
+            raise Refusal("unsupported", NO_IMAGES)
         self._grammar = self._form()
         place = await aside(len(self._body.raw) > HEAVY_BYTES, conversation.place, ask.messages, ask.tools)
         if not self._session.engine.takes_ids:
@@ -195,6 +203,7 @@ class Call:
             stream=ask.stream,
             auxiliary=self.auxiliary,
             sampling=self._sampling,
+            images=ask.images,
             constrained=bool(ask.forced) or ask.json_schema is not None or reshapes(self._sampling),
             messages_base=place.base,
             messages_keep=place.keep,

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from aiohttp import web
 
+from polar.config import PriceSettings
 from polar.errors import ConfigError, ServerFault
 from polar.protocols import Engine, Rendering
 from polar.proxy.gate import Gate
@@ -25,7 +26,7 @@ _CLOSE_SECONDS = 0.5
 class ModelProxy:
     """`context_length` None: the engine's bound is not known, and the engine itself refuses what does not fit.
     `logprob_mode`: as the engine's probe found it; None: not known.
-    `prices` (input, output per million tokens) are needed by tasks with limits.cost alone."""
+    `prices` are needed by tasks with limits.cost alone."""
 
     def __init__(
         self,
@@ -35,8 +36,8 @@ class ModelProxy:
         model: str,
         context_length: int | None,
         logprob_mode: LogprobMode | None = LogprobMode.SAMPLING_TEMPERATURE,
-        prices: dict[str, float] | None = None,
-        grace_seconds: float = 10.0,
+        prices: PriceSettings | None = None,
+        grace_seconds: float = 15.0,
         backoff_seconds: float = 1.0,
         keep_alive_seconds: float = 10.0,
     ) -> None:

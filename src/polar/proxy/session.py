@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from polar.config import PriceSettings
 from polar.errors import PolarError, ServerFault, TaskFault
 from polar.protocols import Engine, Rendering
 from polar.proxy.call import Call
@@ -27,6 +28,8 @@ from polar.sessionlog import Bodies, Body, LogWriter, Refused
 
 _REMEMBERED = 16
 """calls whose answers can be replayed"""
+_CUT_OFF = "engine_aborted"
+"""new weights cut an answer off that had been relayed: a fault only if the harness does not go on after it"""
 _REASONS = {"limit": "limit", "busy": "limit", "context": "context", "unsupported": "unsupported"}
 
 
@@ -56,14 +59,14 @@ class RunRecord(msgspec.Struct, kw_only=True):
 
 
 class Shared(msgspec.Struct, kw_only=True):
-    """What all sessions of a proxy have in common. `prices`: input and output, per million tokens."""
+    """What all sessions of a proxy have in common."""
 
     engine: Engine
     rendering: Rendering | None
     gate: Gate
     model: str
     context_length: int | None
-    prices: dict[str, float] | None
+    prices: PriceSettings | None
     grace_seconds: float
     backoff_seconds: float
 
@@ -71,7 +74,7 @@ class Shared(msgspec.Struct, kw_only=True):
 class Session:
     def __init__(self, attempt: Attempt, shared: Shared) -> None:
         if attempt.task.limits.cost is not None and shared.prices is None:
-            raise TaskFault("limits.cost cannot be kept: this gateway has no price table")
+            raise TaskFault("limits.cost cannot be kept: this gateway has no `prices` in its topology")
         self.attempt = attempt
         self.record = RunRecord()
         self.log = attempt.log
@@ -163,12 +166,14 @@ class Session:
         self.record.completions += 1
         if not call.auxiliary:
             self.record.context = False  # the harness shortened its history and went on
+            if self.record.fault == _CUT_OFF:
+                self.record.fault = self.record.fault_message = None
         limit = self.attempt.task.limits.tokens
         if limit is not None and self.record.sampled >= limit and answer.finish_reason == "length":
             self.record.limit = self.record.limit or "tokens"
         if (prices := self._shared.prices) is not None:
-            used = {"input": answer.opening.prompt_tokens, "output": answer.completion_tokens}
-            self._cost += sum(prices.get(name, 0.0) * count for name, count in used.items()) / 1e6
+            prompt, answered = answer.opening.prompt_tokens, answer.completion_tokens
+            self._cost += (prices.input * prompt + prices.output * answered) / 1e6
 
     def request_id(self) -> str:
         return uuid.uuid4().hex
@@ -188,6 +193,7 @@ class Session:
 
     def _ended(self, call: Call) -> None:
         self._tasks.pop(call, None)
+        self._turns -= not call.opened and not call.auxiliary
         if timer := self._timers.pop(call, None):
             timer.cancel()
         call.end()
@@ -204,7 +210,7 @@ class Session:
         return next(iter(left or (equal if says_so else [])), None)
 
     def _check_limits(self, call: Call) -> None:
-        if self.record.fault is not None:
+        if self.record.fault not in (None, _CUT_OFF):
             raise Refusal("engine", f"this session has met a fault and ends: {self.record.fault_message}")
         limits = self.attempt.task.limits
         if limits.concurrent_calls is not None and len(self._tasks) >= limits.concurrent_calls:

@@ -129,6 +129,7 @@ def test_too_much_that_may_not_go_yet_refuses_new_tasks(make_server: MakeServer)
     assert storage(server)["full"] is False
 
 
+@pytest.mark.slow
 def test_kill_while_retiring_leaves_no_half_task_and_no_file(make_server: MakeServer) -> None:
     server = make_server()
     server.stop()

@@ -81,6 +81,8 @@ class Exclusion(StrEnum):
     CONSTRAINED = "constrained"
     """sampled under a grammar (structured output, a forced tool call), a penalty or a bias: the logprobs are of a
     distribution that a trainer cannot compute again"""
+    IMAGES = "images"
+    """its context has images, of which the ids that a trainer gets have only the place"""
     UNKNOWN_CONTEXT = "unknown_context"
     """the engine gave ids of its answer, but never said which prompt ids it had"""
 

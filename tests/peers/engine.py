@@ -80,10 +80,17 @@ class Machine:
         return ids if step.get("finish") in ("length", "abort") else [*ids, self.end]
 
     def render(self, body: dict[str, Any]) -> list[int]:
+        messages = [{**message, "content": _text(message["content"])} for message in body["messages"]]
         text = self.template.render(
-            messages=body["messages"], tools=body.get("tools"), add_generation_prompt=True, bos_token=""
+            messages=messages, tools=body.get("tools"), add_generation_prompt=True, bos_token=""
         )
         return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def _text(content: Any) -> Any:
+    if not isinstance(content, list):
+        return content
+    return "".join(part.get("text", "[image]") for part in content)
 
 
 KINDS: dict[str, type[Answer]] = {

@@ -55,6 +55,7 @@ class TrueCall:
     answer: Message | None = None
     over_limit: bool = False
     constrained: bool = False
+    images: bool = False
     temperature: float = 1.0
     top_k: int = -1
     mode: str | None = None
@@ -204,6 +205,7 @@ class _Drawing:
             model="policy",
             auxiliary=c.of(6) == 5,
             constrained=number % 7 == 6,
+            images=number % 10 == 9,
             sampling={"temperature": (1.0, 1.0, 0.7, 0.0)[number % 4], "top_k": (-1, -1, 2)[number % 3]},
             messages_base=base,
             messages_keep=keep,
@@ -254,7 +256,7 @@ def _fold_into(call: TrueCall, records: list[Record]) -> None:
     for record in records:
         match record:
             case Opened():
-                call.constrained = record.constrained
+                call.constrained, call.images = record.constrained, record.images
                 call.temperature, call.top_k = record.sampling["temperature"], record.sampling["top_k"]
             case Chunk():
                 ids = record.ids.tolist()

@@ -201,7 +201,7 @@ def test_what_cannot_be_done_is_refused_by_name(proxy: RunningProxy) -> None:
         "conversation": {"conversation": "conv_1"},
         "background": {"background": True},
         "text.format: 'grammar'": {"text": {"format": {"type": "grammar"}}},
-        "'input_image'": {"input": [user([{"type": "input_image", "image_url": "data:"}])]},
+        "images": {"input": [user([{"type": "input_image", "image_url": "data:"}])]},
         "'item_reference'": {"input": [{"type": "item_reference", "id": "msg_1"}]},
         "'local_shell_call'": {"input": [{"type": "local_shell_call", "call_id": "1"}]},
         "'local_shell'": {"tools": [{"type": "local_shell"}]},

@@ -49,6 +49,7 @@ def _exclusion(call: TrueCall, continued: bool, include_auxiliary: bool) -> str 
         "auxiliary_call": call.auxiliary and not include_auxiliary,
         "aborted": call.finish in (None, "abort", "error") and not continued,
         "constrained": call.constrained,
+        "images": call.images,
         "unknown_context": call.prompt is None,
         "undelivered": not call.delivered and not continued,
     }

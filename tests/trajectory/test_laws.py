@@ -123,7 +123,7 @@ def test_the_same_log_gives_the_same_bytes(folder: Path, session: RandomSession)
 def test_random_sessions_show_every_kind_of_trouble(folder: Path) -> None:
     seen: Counter[str] = Counter()
     source = random.Random(1)
-    for _ in range(400):
+    for _ in range(500):
         log, truth = draw_session(source.randbytes(400)).write(folder)
         result = build(log, "prefix_merging")
         seen.update({name: value > 0 for name, value in msgspec.structs.asdict(result.calls).items()})
@@ -137,5 +137,5 @@ def test_random_sessions_show_every_kind_of_trouble(folder: Path) -> None:
         seen["siblings"] += len({str(call.prompt) for call in truth.calls}) < len(truth.calls)
     kinds = ["continued", "rendered", "forks", "drift", "joined", "refused", "missing_logprobs", "merged", "torn"]
     kinds += ["no logprobs", "versions", "empty answer", "siblings", "auxiliary_call", "undelivered", "aborted"]
-    kinds += ["over_limit", "unknown_context", "constrained"]
+    kinds += ["over_limit", "unknown_context", "constrained", "images"]
     assert {kind: seen[kind] for kind in kinds if seen[kind] < 12} == {}

@@ -35,6 +35,7 @@ EXCLUSIONS: dict[Exclusion, str] = {
     Exclusion.UNDELIVERED: "the answer never reached the harness, and nothing continued from it",
     Exclusion.ABORTED: "the call was cut off before its end",
     Exclusion.CONSTRAINED: "sampled under a grammar, a forced call, a penalty or a bias, which no trainer computes",
+    Exclusion.IMAGES: "its context has images, which a trainer does not get",
     Exclusion.UNKNOWN_CONTEXT: "the engine never said which prompt ids it had for them",
     Exclusion.OVER_LIMIT: "sampled after a limit of the session had been reached",
 }

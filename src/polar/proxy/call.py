@@ -23,7 +23,7 @@ from polar.proxy.conversation import Place, Plan
 from polar.proxy.sampling import effective, reshapes
 from polar.proxy.transcript import Transcript
 from polar.records import IDS
-from polar.sessionlog import Body, Opened
+from polar.sessionlog import Body, Opened, StoredBody
 
 if TYPE_CHECKING:
     from polar.proxy.session import Session
@@ -66,6 +66,7 @@ class Call:
         self._dialect = dialect
         self._ask = ask
         self._body: Body | None = body
+        self._stored: StoredBody | None = None
         self._transcript = Transcript(session.log, session.conversation)
         self._news = asyncio.Event()
         self._sampling: dict[str, Any] = {}
@@ -133,7 +134,7 @@ class Call:
             self._fail(Refusal("engine", "the call was cut off"))
         if self.answer is None:
             self._ask.messages, self._ask.tools = [], None
-        self._body = self._prompt_ids = self._reader = self._plan = None
+        self._body = self._stored = self._prompt_ids = self._reader = self._plan = None
 
     # Before the engine
 
@@ -143,7 +144,9 @@ class Call:
         if ask.images and self._session.engine.takes_ids:
             raise Refusal("unsupported", NO_IMAGES)
         self._grammar = self._form()
-        place = await aside(len(self._body.raw) > HEAVY_BYTES, conversation.place, ask.messages, ask.tools)
+        heavy = len(self._body.raw) > HEAVY_BYTES
+        place = await aside(heavy, conversation.place, ask.messages, ask.tools)
+        self._stored = await aside(heavy, self._session.bodies.stored, self._body, place.base)
         if not self._session.engine.takes_ids:
             return place, None
         try:
@@ -193,12 +196,13 @@ class Call:
             stop_ids=rendering.stop_ids if rendering is not None else (),
         )
         tools_from = session.conversation.tools_from(place)
-        assert self._body is not None, "the task has not ended"
+        assert self._stored is not None, "it is prepared"
+        session.bodies.remember(number, self._stored)
         opened = Opened(
             call=number,
             at=time.time(),
             dialect=self._dialect,
-            **session.bodies.stored(number, self._body, place.base),
+            **self._stored.fields,
             model=ask.model,
             stream=ask.stream,
             auxiliary=self.auxiliary,

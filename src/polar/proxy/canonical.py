@@ -1,7 +1,8 @@
 """The one form between dialects and engines: messages, tools and answers in the shape of OpenAI chat.
 
-Content is always text, reasoning stands in `reasoning_content`, arguments of tool calls are JSON text. What a dialect
-cannot bring into this form is refused by name; nothing of a conversation is dropped silently.
+Content is always text, reasoning stands in `reasoning_content`, arguments of tool calls are JSON text. A message with
+images has all of it in `parts` as well. What a dialect cannot bring into this form is refused by name; nothing of a
+conversation is dropped silently.
 """
 
 from __future__ import annotations
@@ -55,6 +56,10 @@ class Ask(msgspec.Struct, kw_only=True):
     def offered(self) -> list[dict[str, Any]] | None:
         """The tools that an answer may call."""
         return None if self.tool_choice == "none" else self.tools
+
+    @property
+    def images(self) -> bool:
+        return any("parts" in message for message in self.messages)
 
     @property
     def forced(self) -> list[dict[str, Any]]:
@@ -188,6 +193,35 @@ def text_block(block: Mapping[str, Any]) -> str:
     if block.get("type") not in ("text", "input_text", "output_text", "refusal"):
         raise Refusal("unsupported", f"content of type {block.get('type')!r} is not supported: this model takes text")
     return str(block.get("refusal" if block["type"] == "refusal" else "text") or "")
+
+
+def spoken(
+    content: Any,
+    where: str,
+    image: Callable[[dict[str, Any]], str | None],
+    read: Callable[[dict[str, Any]], str] = text_block,
+) -> Message:
+    """The `content` of a message that may have images, and its `parts` where it has. `image` gives a block's URL, None
+    for a block of another kind."""
+    blocks = content if isinstance(content, list) and all(isinstance(block, dict) for block in content) else []
+    urls = [image(block) for block in blocks]
+    if all(url is None for url in urls):
+        return {"content": joined_text(content, where, read)}
+    pairs = list(zip(blocks, urls, strict=True))
+    texts = [read(block) for block, url in pairs if url is None]
+    rest = iter(texts)
+    parts = [
+        {"type": "text", "text": next(rest)} if url is None else {"type": "image_url", "image_url": {"url": url}}
+        for _, url in pairs
+    ]
+    return {"content": "\n".join(texts), "parts": parts}
+
+
+def data_url(kind: Any, data: Any, where: str) -> str:
+    """Raises Refusal for what is no image in base64."""
+    if not isinstance(kind, str) or not kind.startswith("image/") or not isinstance(data, str) or not data:
+        raise Refusal("unsupported", f"{where}: only images in base64 are taken, this is {kind!r}")
+    return f"data:{kind};base64,{data}"
 
 
 def json_form(form: Mapping[str, Any], where: str, schema: Any) -> dict[str, Any] | None:

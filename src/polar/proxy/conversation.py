@@ -228,7 +228,8 @@ def gist(message: Message, calls: CallNumbers | None = None) -> tuple[Hashable, 
     )
     calls.add(message)
     text = content.strip() if message["role"] == "assistant" else content.rstrip()
-    return message["role"], text, made, calls.of(message.get("tool_call_id"))
+    images = tuple(part["image_url"]["url"] for part in message.get("parts") or [] if part["type"] == "image_url")
+    return message["role"], text, made, calls.of(message.get("tool_call_id")), *images
 
 
 def _ids(message: Message) -> list[str]:

@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 
 from polar.errors import PolarError
-from polar.proxy.call import HEAVY_BYTES, Call, aside
+from polar.proxy.call import HEAVY_BYTES, NO_IMAGES, Call, aside
 from polar.proxy.canonical import Ask, Dialect, Refusal
 from polar.proxy.dialects import Route, route_of
 from polar.proxy.session import Session
@@ -154,6 +154,8 @@ def _document(raw: bytes) -> Any:
 async def _count(session: Session, ask: Ask) -> int:
     if session.rendering is None:
         raise Refusal("unsupported", "this engine renders its prompts itself: tokens cannot be counted before")
+    if ask.images:
+        raise Refusal("unsupported", NO_IMAGES)
     try:
         return len(await asyncio.to_thread(session.rendering.render, ask.messages, ask.tools))
     except PolarError as fault:

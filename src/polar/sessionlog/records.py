@@ -54,6 +54,8 @@ class Opened(msgspec.Struct, kw_only=True, tag="opened"):
     """the values used, after the task's override"""
     constrained: bool = False
     """sampled from another distribution than the model's own: see Exclusion.CONSTRAINED"""
+    images: bool = False
+    """there are images among its messages, in their `parts`"""
     messages_base: int | None = None
     messages_keep: int = 0
     messages: list[dict[str, Any]] = []

@@ -45,8 +45,8 @@ def _of_the_trained_distribution(mode: str | None, sampling: Mapping[str, Any]) 
 
 def exclusion(call: Call, *, continued: bool, include_auxiliary: bool = False) -> Exclusion | None:
     """Why the call's sampled tokens may not be trained. `continued`: a later call's prompt goes on from its answer, so
-    the harness had it. The first that holds: over limit > auxiliary > aborted > constrained > unknown context >
-    undelivered."""
+    the harness had it. The first that holds: over limit > auxiliary > aborted > constrained > images > unknown
+    context > undelivered."""
     finished = call.finished
     if finished is not None and finished.over_limit:
         return Exclusion.OVER_LIMIT
@@ -56,6 +56,8 @@ def exclusion(call: Call, *, continued: bool, include_auxiliary: bool = False) -
         return Exclusion.ABORTED
     if call.opened.constrained:
         return Exclusion.CONSTRAINED
+    if call.opened.images:
+        return Exclusion.IMAGES
     if call.prompt is None:
         return Exclusion.UNKNOWN_CONTEXT
     if not continued and not call.delivered:

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import Any
 
 from polar.protocols import Delta
@@ -19,6 +20,7 @@ from polar.proxy.canonical import (
     Opening,
     Refusal,
     argument_object,
+    data_url,
     field,
     function_tool,
     joined_text,
@@ -26,6 +28,7 @@ from polar.proxy.canonical import (
     needed,
     objects,
     picked,
+    spoken,
     text_block,
 )
 
@@ -222,15 +225,26 @@ def _messages(message: dict[str, Any], where: str) -> list[Message]:
 def _user(blocks: list[dict[str, Any]], where: str) -> list[Message]:
     """Tool results are messages of their own in the canonical form; the text between them is the user's."""
     messages: list[Message] = []
-    for block in blocks:
-        if block.get("type") == "tool_result":
-            text = joined_text(block.get("content"), f"{where}.content", text_block)
-            messages.append({"role": "tool", "content": text, "tool_call_id": needed(block, "tool_use_id", str)})
-        elif messages and messages[-1]["role"] == "user":
-            messages[-1]["content"] += "\n" + text_block(block)
+    for results, group in groupby(blocks, key=lambda block: block.get("type") == "tool_result"):
+        if results:
+            messages += [_result(block, where) for block in group]
         else:
-            messages.append({"role": "user", "content": text_block(block)})
+            messages.append({"role": "user", **spoken(list(group), f"{where}.content", _image)})
     return messages or [{"role": "user", "content": ""}]
+
+
+def _result(block: dict[str, Any], where: str) -> Message:
+    said = spoken(block.get("content"), f"{where}.content", _image)
+    return {"role": "tool", **said, "tool_call_id": needed(block, "tool_use_id", str)}
+
+
+def _image(block: dict[str, Any]) -> str | None:
+    if block.get("type") != "image":
+        return None
+    source = needed(block, "source", dict)
+    if source.get("type") == "url":
+        return str(needed(source, "url", str))
+    return data_url(source.get("media_type"), source.get("data"), "image.source")
 
 
 def _assistant(blocks: list[dict[str, Any]], where: str) -> Message:

@@ -10,17 +10,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from itertools import groupby
 from typing import Any
 
 from polar.proxy.canonical import (
     Kind,
     Message,
     Refusal,
+    data_url,
     field,
     function_tool,
     needed,
     objects,
     picked,
+    spoken,
     unsealed,
 )
 
@@ -62,16 +65,12 @@ class History:
 
     def _say(self, parts: list[dict[str, Any]], where: str) -> None:
         """Results are messages of their own in the canonical form; the text between them is the user's."""
-        texts: list[Message] = []
-        for part in parts:
-            if (response := field(part, "functionResponse", dict)) is not None:
-                self.messages.append(self._result(named(response)))
-                texts = []
-            elif not texts:
-                texts = [{"role": "user", "content": _text(part, where)}]
-                self.messages += texts
+        for results, group in groupby(parts, key=lambda part: part.get("functionResponse") is not None):
+            if results:
+                self.messages += [self._result(named(needed(part, "functionResponse", dict))) for part in group]
             else:
-                texts[0]["content"] += "\n" + _text(part, where)
+                said = spoken(list(group), where, _image, lambda part: _text(part, where))
+                self.messages.append({"role": "user", **said})
 
     def _result(self, response: dict[str, Any]) -> Message:
         if response.get("parts"):
@@ -123,6 +122,13 @@ def _text(part: dict[str, Any], where: str) -> str:
     if "text" not in part and others:
         raise Refusal("unsupported", f"{where}: a part of type {others[0]!r} is not supported: this model takes text")
     return field(part, "text", str, "")
+
+
+def _image(part: dict[str, Any]) -> str | None:
+    if (blob := field(part, "inlineData", dict)) is None:
+        return None
+    blob = named(blob)
+    return data_url(blob.get("mimeType"), blob.get("data"), "inlineData")
 
 
 def _output(response: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ from polar.proxy.canonical import (
     needed,
     objects,
     picked,
+    spoken,
     text_block,
 )
 
@@ -156,13 +157,14 @@ def _usage(answer: Answer) -> dict[str, int]:
 
 def _message(message: dict[str, Any], where: str) -> Message:
     role = message.get("role")
+    if role == "user":
+        return {"role": "user", **spoken(message.get("content"), f"{where}.content", _image)}
+    if role == "tool":
+        said = spoken(message.get("content"), f"{where}.content", _image)
+        return {"role": "tool", **said, "tool_call_id": field(message, "tool_call_id", str, "")}
     content = joined_text(message.get("content"), f"{where}.content", text_block)
     if role in ("system", "developer"):
         return {"role": "system", "content": content}
-    if role == "user":
-        return {"role": "user", "content": content}
-    if role == "tool":
-        return {"role": "tool", "content": content, "tool_call_id": field(message, "tool_call_id", str, "")}
     if role != "assistant":
         raise Refusal("bad_request", f"{where}.role: {role!r} is not a role")
     answer: Message = {"role": "assistant", "content": content}
@@ -171,6 +173,10 @@ def _message(message: dict[str, Any], where: str) -> Message:
     if calls := objects(message, "tool_calls"):
         answer["tool_calls"] = [_call(call, f"{where}.tool_calls") for call in calls]
     return answer
+
+
+def _image(block: dict[str, Any]) -> str | None:
+    return needed(needed(block, "image_url", dict), "url", str) if block.get("type") == "image_url" else None
 
 
 def _call(call: dict[str, Any], where: str) -> dict[str, Any]:

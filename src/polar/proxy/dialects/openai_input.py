@@ -22,6 +22,7 @@ from polar.proxy.canonical import (
     joined_text,
     needed,
     objects,
+    spoken,
     text_block,
     unsealed,
 )
@@ -156,17 +157,26 @@ class _Turn:
 
 def _others(item: Item, where: str) -> list[Message]:
     kind, role = item["type"], item.get("role")
-    if kind == "message" and role in ("system", "developer", "user"):
-        content = joined_text(item.get("content"), f"{where}.content", text_block)
-        return [{"role": "user" if role == "user" else "system", "content": content}]
+    if kind == "message" and role == "user":
+        return [{"role": "user", **spoken(item.get("content"), f"{where}.content", _image)}]
+    if kind == "message" and role in ("system", "developer"):
+        return [{"role": "system", "content": joined_text(item.get("content"), f"{where}.content", text_block)}]
     if kind in _OUTPUTS:
-        output = joined_text(item.get("output"), f"{where}.output", text_block)
-        return [{"role": "tool", "content": output, "tool_call_id": needed(item, "call_id", str)}]
+        output = spoken(item.get("output"), f"{where}.output", _image)
+        return [{"role": "tool", **output, "tool_call_id": needed(item, "call_id", str)}]
     if kind == "additional_tools":
         return []  # they stand with the others
     if kind == "message":
         raise Refusal("bad_request", f"{where}.role: {role!r} is not a role")
     raise Refusal("unsupported", f"{where}: items of type {kind!r} are not supported")
+
+
+def _image(block: Item) -> str | None:
+    if block.get("type") != "input_image":
+        return None
+    if block.get("file_id") is not None:
+        raise Refusal("unsupported", "input_image: no file is stored: send image_url")
+    return str(needed(block, "image_url", str))
 
 
 def _call(item: Item) -> dict[str, Any]:

@@ -25,7 +25,9 @@ _JSON = {"Content-Type": "application/json"}
 _TABLE = 1 << 18
 """ids below this have their text in a table"""
 _OVERFLOW = ("context length", "context window", "longer than the model", "maximum allowed length", "max_model_len")
-_CALLS_OWN = re.compile(r"temperature|top_[pk]|min_p|penalty|logit_bias|grammar|schema|structur|regex", re.IGNORECASE)
+_CALLS_OWN = re.compile(
+    r"temperature|top_[pk]|min_p|penalty|logit_bias|grammar|schema|structur|regex|image|multi-?modal", re.IGNORECASE
+)
 
 
 class EngineHTTP:

@@ -70,7 +70,11 @@ class OpenAI(EngineHTTP):
 
     async def _request(self, call: EngineCall) -> dict[str, Any]:
         given = {name: value for name, value in call.sampling.items() if value != _DEFAULTS.get(name)}
-        body: dict[str, Any] = {"model": await self.model(), "messages": call.messages, "stream": call.stream}
+        body: dict[str, Any] = {
+            "model": await self.model(),
+            "messages": _wired(call.messages or []),
+            "stream": call.stream,
+        }
         body |= {**self.defaults, **given, **self.extras}
         if call.json_schema is not None:
             schema = {"name": "answer", "schema": call.json_schema, "strict": True}
@@ -92,6 +96,16 @@ class OpenAI(EngineHTTP):
             last = reply.last()
             self.check([*reply.pieces, last])
             yield last
+
+
+def _wired(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With images in their places."""
+    return [
+        {name: value for name, value in message.items() if name != "parts"} | {"content": message["parts"]}
+        if "parts" in message
+        else message
+        for message in messages
+    ]
 
 
 class _Reply:

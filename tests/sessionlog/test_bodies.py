@@ -29,7 +29,9 @@ def written(path: Path, bodies: list[tuple[bytes, int | None]]) -> SessionLog:
     memory = Bodies()
     with LogWriter(path, header()) as log:
         for number, (raw, like) in enumerate(bodies, 1):
-            log.append(opened(number, **memory.stored(number, Body(raw), like)))
+            stored = memory.stored(Body(raw), like)
+            log.append(opened(number, **stored.fields))
+            memory.remember(number, stored)
     return read(path)
 
 

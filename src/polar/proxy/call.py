@@ -197,7 +197,6 @@ class Call:
         )
         tools_from = session.conversation.tools_from(place)
         assert self._stored is not None, "it is prepared"
-        session.bodies.remember(number, self._stored)
         opened = Opened(
             call=number,
             at=time.time(),
@@ -216,6 +215,7 @@ class Call:
             tools=ask.tools if tools_from is None else None,
         )
         self._transcript.opened(opened, place)
+        session.bodies.remember(number, self._stored)
         name = f"{attempt.session_id}:{attempt.attempt}:{number}".encode()
         self.opening.id = self.opening.id or hashlib.blake2b(name, digest_size=12).hexdigest()
         if plan is not None:

@@ -1,6 +1,6 @@
 """The session log is the truth about an attempt; trajectories, metrics, exports and viewers are functions of it."""
 
-from polar.sessionlog.bodies import Bodies, Body
+from polar.sessionlog.bodies import Bodies, Body, StoredBody
 from polar.sessionlog.packing import pack, unpack
 from polar.sessionlog.reader import Call, SessionLog, parse, read
 from polar.sessionlog.records import (
@@ -33,6 +33,7 @@ __all__ = [
     "Refused",
     "Sealed",
     "SessionLog",
+    "StoredBody",
     "pack",
     "parse",
     "read",

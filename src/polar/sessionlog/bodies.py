@@ -35,15 +35,21 @@ class _Marks(msgspec.Struct, frozen=True):
     tails: np.ndarray
 
 
+class StoredBody(msgspec.Struct, frozen=True, kw_only=True):
+    """`fields` of an opened record that hold the body."""
+
+    fields: dict[str, Any]
+    marks: _Marks
+
+
 class Bodies:
     """The newest bodies of a log that is being written."""
 
     def __init__(self) -> None:
         self._marks: dict[int, _Marks] = {}
 
-    def stored(self, number: int, body: Body, like: int | None) -> dict[str, Any]:
-        """The fields of the opened record of call `number` that hold its body. `like`: the call whose body it probably
-        goes on from; else the newest one is taken."""
+    def stored(self, body: Body, like: int | None) -> StoredBody:
+        """`like`: the call whose body it probably goes on from; else the newest one is taken. May run in a thread."""
         base = like if like in self._marks else next(reversed(self._marks), None)
         known = self._marks[base] if base is not None else _Marks(0, body.heads[:0], body.heads[:0])
         keep = _same(known.heads, body.heads) * BLOCK
@@ -52,13 +58,13 @@ class Bodies:
         tails = _digests(body.raw, range(length - BLOCK, keep - 1, -BLOCK))
         room = (min(length, known.length) - keep) // BLOCK
         tail = min(_same(known.tails, tails), room) * BLOCK
-        self._remember(number, _Marks(length, body.heads, tails))
         data = zstandard.ZstdCompressor(level=1).compress(body.raw[keep : length - tail])
         shared = {"body_base": base, "body_keep": keep, "body_tail": tail} if keep or tail else {}
-        return {"body": data} | shared
+        return StoredBody(fields={"body": data} | shared, marks=_Marks(length, body.heads, tails))
 
-    def _remember(self, number: int, marks: _Marks) -> None:
-        self._marks[number] = marks
+    def remember(self, number: int, stored: StoredBody) -> None:
+        """Now it is the body of this call."""
+        self._marks[number] = stored.marks
         if len(self._marks) > _REMEMBERED:
             del self._marks[next(iter(self._marks))]
 

@@ -19,6 +19,7 @@ from polar.codec import to_msgpack
 from polar.gateway.link import PART_BYTES, ServerLink
 from polar.gateway.outbox import Outbox
 from polar.nodeapi import Lease, NodeResult
+from polar.records import SessionStatus
 from polar.sessionlog import Header, LogWriter, parse, unpack
 
 SIZE = 3 * PART_BYTES
@@ -128,6 +129,40 @@ def peak_of(pid: int) -> int:
     """KiB."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0])
+
+
+# The server says no
+
+
+def test_a_wrong_token_costs_no_result(server: Server, outbox: Outbox) -> None:
+    node, lease = leased(server, "token")
+    write_log(outbox, lease)
+    path = outbox.put(ended(lease, node))
+
+    async def impatient() -> None:
+        async with ServerLink(server.url, "another token") as link, asyncio.timeout(2):
+            await outbox.deliver(path, link)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(impatient())
+    assert deliver(outbox, server.url) == [True]
+    assert server.task("token")["status"] == "completed"
+
+
+@pytest.mark.parametrize("malformed", [True, False])
+def test_a_result_that_is_refused_for_good_is_kept_aside(server: Server, outbox: Outbox, malformed: bool) -> None:
+    """Of a session that the server does not know, or with a status that no result can have."""
+    node, lease = leased(server, f"refused-{malformed}")
+    write_log(outbox, lease)
+    change = {"status": SessionStatus.RUNNING} if malformed else {"session_id": "of-another-server"}
+    result = msgspec.structs.replace(ended(lease, node), **change)
+    if not malformed:
+        outbox.log_path(lease.session_id, 1).rename(outbox.log_path(result.session_id, 1))
+    assert deliver(outbox, server.url, outbox.put(result)) == [False]
+    kept = {f"{result.session_id}.1.result.refused", f"{result.session_id}.1.log.zst.refused"}
+    assert {path.name for path in outbox.folder.iterdir()} == kept
+    outbox.rescue(node.node_id, 2)
+    assert {path.name for path in outbox.folder.iterdir()} == kept
 
 
 # What an earlier life has left

@@ -247,7 +247,8 @@ class Gateway:
         try:
             path = await asyncio.to_thread(self._outbox.put, result)
         except (OSError, ServerFault) as error:
-            await self._outbox.send(_without_disk(result, error), self._link)
+            with suppress(Refused):
+                await self._outbox.send(_without_disk(result, error), self._link)
             return
         await self._outbox.deliver(path, self._link)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -25,7 +26,9 @@ from polar.sessionlog import pack, read
 
 log = structlog.get_logger("polar.gateway")
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 15.0
-_PLAIN, _PACKED, _RESULT, _PARTIAL, _ASIDE = ".log", ".log.zst", ".result", ".part", ".unreadable"
+_PLAIN, _PACKED, _RESULT, _PARTIAL = ".log", ".log.zst", ".result", ".part"
+_UNREADABLE, _REFUSED = ".unreadable", ".refused"
+_TOKEN_WRONG = (401, 403)
 
 
 class Outbox:
@@ -63,27 +66,35 @@ class Outbox:
         return sorted(self.folder.glob(f"*{_RESULT}"))
 
     async def deliver(self, path: Path, link: ServerLink) -> bool:
-        """Uploads log and result, for as long as it takes, then deletes both. True if the result was accepted."""
+        """Uploads log and result, for as long as it takes, then deletes both. True if the result was accepted. What the
+        server refuses for good is kept aside."""
         try:
             result = _read(path)
         except (ServerFault, OSError) as error:  # `rescue` deals with it at the next start
             log.error("a result is damaged", file=path.name, why=str(error))
             return False
-        accepted = await self.send(result, link)
+        packed = path.with_suffix(_PACKED)
+        try:
+            accepted = await self.send(result, link)
+        except Refused:
+            _set_aside(path, _REFUSED)
+            _set_aside(packed, _REFUSED)
+            return False
         path.unlink(missing_ok=True)
-        path.with_suffix(_PACKED).unlink(missing_ok=True)
+        packed.unlink(missing_ok=True)
         return accepted
 
     async def send(self, result: NodeResult, link: ServerLink) -> bool:
-        """Log first, then result, again and again until the server has answered for both."""
+        """Log first, then result, again and again until the server has answered for both. Raises Refused when it takes
+        neither, now or later; a token that is not its own may yet become so."""
         wait = _FIRST_WAIT
         while True:
             try:
                 return await self._hand_over(result, link)
-            except Refused as refusal:
-                log.warning("result refused", session=result.session_id, attempt=result.attempt, why=refusal.message)
-                return False
             except (ServerFault, OSError) as fault:
+                if isinstance(fault, Refused) and fault.status not in _TOKEN_WRONG:
+                    log.error("result refused", session=result.session_id, attempt=result.attempt, why=fault.message)
+                    raise
                 log.warning("result waits", session=result.session_id, why=str(fault), seconds=wait)
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, _LONGEST_WAIT)
@@ -107,7 +118,7 @@ class Outbox:
         for path in self.waiting():
             if problem := self._damage(path):
                 log.error("a result is damaged", file=path.name, why=problem)
-                path.rename(path.with_name(path.name + _ASIDE))
+                _set_aside(path, _UNREADABLE)
                 self._report_lost(path, node_id, epoch, problem)
         for plain in self.folder.glob(f"*{_PLAIN}"):
             if plain.with_suffix(_RESULT).exists():
@@ -160,6 +171,11 @@ def _lost(session_id: str, attempt: int, node_id: str, epoch: int, problem: str 
         fault="outbox_unreadable" if problem else "gateway_lost",
         error=problem or "the gateway died while this attempt ran",
     )
+
+
+def _set_aside(path: Path, why: str) -> None:
+    with suppress(FileNotFoundError):
+        path.rename(path.with_name(path.name + why))
 
 
 def _read(path: Path) -> NodeResult:

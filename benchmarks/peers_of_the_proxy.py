@@ -1,4 +1,4 @@
-"""The processes that `proxy.py` measures and those beside them: `engine`, `relay`, `proxy`; each prints its URL.
+"""The processes that `proxy.py` measures and those beside them: `engine`, `relay`, `proxy`, `heavy`; each prints a URL.
 
 The engine answers after a fixed time, with the same ids, and does as little as it can; the relay is what any proxy has
 to do at least: take a body, post it, hand the answer back.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 import tempfile
@@ -126,18 +127,35 @@ async def proxy(arguments: argparse.Namespace) -> None:
         await asyncio.Event().wait()
 
 
+async def heavy(arguments: argparse.Namespace) -> None:
+    """One session's client that sends much, twice a second."""
+    print(arguments.proxy, flush=True)
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBORw0K" * 125_000}}
+    headers = {"Authorization": f"Bearer {arguments.key}"}
+    async with aiohttp.ClientSession(headers=headers) as client:
+        for number in itertools.count():
+            content: object = [picture] * 20 if arguments.body == "pictures" else words(170_000, number)
+            body = {"model": "policy", "messages": [{"role": "user", "content": content}]}
+            async with client.post(arguments.proxy + "/v1/chat/completions", json=body) as answer:
+                await answer.read()
+            await asyncio.sleep(0.5)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("role", choices=["engine", "relay", "proxy"])
+    parser.add_argument("role", choices=["engine", "relay", "proxy", "heavy"])
     parser.add_argument("--engine", help="URL of the engine")
+    parser.add_argument("--proxy", help="URL of the proxy, for `heavy`")
+    parser.add_argument("--key")
+    parser.add_argument("--body", choices=["pictures", "text"])
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=0.5, help="that the engine takes")
     parser.add_argument("--sampled", type=int, default=20, help="tokens of each answer")
     parser.add_argument("--sessions", type=int, default=0)
     parser.add_argument("--connections", type=int, default=http.POOL, help="of the proxy to the engine, at most")
     arguments = parser.parse_args()
-    if arguments.role == "proxy":
-        asyncio.run(proxy(arguments))
+    if arguments.role in ("proxy", "heavy"):
+        asyncio.run({"proxy": proxy, "heavy": heavy}[arguments.role](arguments))
     else:
         make = {"engine": engine, "relay": relay}[arguments.role]
 

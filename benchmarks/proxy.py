@@ -3,6 +3,8 @@
   latency     100 calls/s (Poisson), bodies of 2 kB and 200 kB, an engine that takes 500 ms, conversations that go on:
               milliseconds that the proxy adds at the median and at p99, and its CPU a call beside the relay's; engine,
               relay and proxy take turns of some seconds, so that a machine that changes its pace is the same for all
+  neighbours  the same with 2 kB, while one more session posts 20 pictures of a megabyte, or a new megabyte of text,
+              twice a second: how much longer the other 200 wait at p99
   throughput  64 clients that never wait, an engine that takes no time: calls/s beside the relay's and LiteLLM's
   queue       4,000 calls at once against 1,000, over 256 connections to the engine: how the time grows
   memory      resident bytes a prompt token and a sampled token of sessions that are open
@@ -144,6 +146,10 @@ class Clients:
             await asyncio.gather(*(self._turn(talk) for talk in self._talks[start : start + 50]))
         self.times.clear()
 
+    @property
+    def p99(self) -> float:
+        return float(np.percentile(self.times, 99))
+
     async def poisson(self, source: random.Random) -> None:
         before, due = self._target.cpu(), time.perf_counter()
         end = due + ROUND_SECONDS
@@ -189,6 +195,20 @@ def latency(tokenizer: Path) -> dict[str, Any]:
                     row[f"{who}added_p{percent}_ms"] = 1000 * float(added)
             cpu = {"cpu_ms_per_call": 1000 * ours.cpu / len(ours.times)}
             found[name] = row | cpu | {"cpu_to_relay": ours.cpu / len(ours.times) / (bare.cpu / len(bare.times))}
+    return found
+
+
+def neighbours(tokenizer: Path) -> dict[str, Any]:
+    with (
+        peer("engine", tokenizer, CORES[0], seconds=ENGINE_SECONDS) as engine,
+        peer("proxy", tokenizer, CORES[-1], engine=engine.url, sessions=SESSIONS + 1) as proxy,
+    ):
+        [alone] = load(lambda http: in_turns(http, [proxy], 2_000))
+        found = {"p99_alone_ms": 1000 * alone.p99}
+        for body in ("pictures", "text"):
+            with peer("heavy", tokenizer, CORES[0], proxy=proxy.url, key=f"key-{SESSIONS}", body=body):
+                [beside] = load(lambda http: in_turns(http, [proxy], 2_000))
+            found |= {f"p99_beside_{body}_ms": 1000 * beside.p99, f"p99_{body}_to_alone": beside.p99 / alone.p99}
     return found
 
 
@@ -321,7 +341,7 @@ def _best(work: Callable[[], Any]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", help="latency, throughput, queue, memory, rendering")
+    parser.add_argument("--only", nargs="*", help="latency, neighbours, throughput, queue, memory, rendering")
     parser.add_argument("--litellm", type=Path, help="the litellm program of an environment of its own")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
@@ -330,6 +350,7 @@ def main() -> None:
         tokenizer = make_tokenizer(Path(folder) / "tokenizer")
         parts: dict[str, Callable[[], dict[str, Any]]] = {
             "latency": lambda: latency(tokenizer),
+            "neighbours": lambda: neighbours(tokenizer),
             "throughput": lambda: throughput(tokenizer, arguments.litellm),
             "queue": lambda: queue(tokenizer),
             "memory": lambda: memory(tokenizer),

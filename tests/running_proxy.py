@@ -18,7 +18,7 @@ import pytest
 
 from peers.engine import ScriptedEngine, scripted_engine
 from peers.tokenizer import make_tokenizer
-from polar.protocols import Rendering
+from polar.protocols import Engine, EngineFacts, Rendering
 from polar.proxy import Attempt, ModelProxy, RunRecord, load_rendering, make_engine
 from polar.records import BuildResult
 from polar.requests import AgentSpec, ExecInput, StrategySpec, TaskRequest
@@ -126,8 +126,7 @@ def running_proxy(
         settings = {"model": "policy", "context_length": 4096, "grace_seconds": 0.3, "backoff_seconds": 0.01}
         found = rendering
         if probe:
-            facts = await made.probe()
-            assert facts.healthy, facts.problem
+            facts = await _healthy(made)
             settings |= {"context_length": facts.context_length, "logprob_mode": facts.logprob_mode}
             found = load_rendering(facts.tokenizer_path or "") if made.takes_ids and rendering is None else rendering
         proxy = ModelProxy(made, found, **(settings | options))
@@ -137,7 +136,7 @@ def running_proxy(
         await proxy.stop()
         await made.close()
 
-    proxy, url, made = asyncio.run_coroutine_threadsafe(start(), loop).result(60)
+    proxy, url, made = asyncio.run_coroutine_threadsafe(start(), loop).result(180)
     try:
         yield RunningProxy(loop, proxy, url, folder)
     finally:
@@ -145,6 +144,14 @@ def running_proxy(
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+async def _healthy(engine: Engine, seconds: float = 120.0) -> EngineFacts:
+    """A real engine's first answer may take longer than a probe waits."""
+    deadline = time.monotonic() + seconds
+    while not (facts := await engine.probe()).healthy:
+        assert time.monotonic() < deadline, facts.problem
+    return facts
 
 
 def make_task(**fields: Any) -> TaskRequest:

@@ -66,7 +66,7 @@ def running(engine: RealEngine) -> int:
     return int(sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running{")))
 
 
-def test_doctor_finds_what_is_there(engine: RealEngine) -> None:
+def test_doctor_finds_what_is_there(engine: RealEngine, proxy: RunningProxy) -> None:
     found = doctor(engine.url, "vllm")
     assert found["takes token ids"] == (True, f"{GENERATE} is used")
     assert found["logprobs as a trainer's"] == (None, "processed")
@@ -139,7 +139,7 @@ def test_a_client_that_has_gone_leaves_nothing_running(engine: RealEngine, proxy
 
 
 def test_stops_lengths_and_prompts_that_do_not_fit(engine: RealEngine, proxy: RunningProxy) -> None:
-    session = proxy.open()
+    session = proxy.open(sampling=FORCED)
     letters = ["e", "a", "o", "t"]
     for say in (type(session).turn, streamed):
         answer = say(session, [user("talk")], stop=letters, max_tokens=900)

@@ -17,7 +17,7 @@ from polar.protocols import EngineCall, EngineFacts, Piece
 from polar.proxy import make_engine
 from polar.proxy.engines.probing import mode_of
 from polar.records import LogprobMode
-from running_proxy import until
+from running_proxy import running_proxy, until
 
 PROMPT = np.asarray([1, 2, 3], np.int32)
 MESSAGES = [{"role": "user", "content": "hello there"}]
@@ -158,6 +158,26 @@ def test_an_openai_server_gives_text_and_usage(engine: ScriptedEngine) -> None:
     assert ids(pieces) == []
     assert pieces[-1].message == {"role": "assistant", "content": "hello"}
     assert pieces[-1].usage["completion_tokens"] == 2
+
+
+def test_what_a_server_without_ids_answers_is_recorded_and_counted(engine: ScriptedEngine, tmp_path: Path) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
+    engine.script(
+        {"text": "hello"}, {"text": "x", "message": {"role": "assistant", "content": "", "tool_calls": [call]}}
+    )
+    with running_proxy(tmp_path, engine.url, None, engine="openai", probe=True) as proxy:
+        session = proxy.open()
+        for stream in (True, False):
+            session.post({"model": "policy", "messages": MESSAGES, "stream": stream})
+        _, log = session.end()
+        assert log.calls[0].finished.message["content"] == "hello"
+        assert log.calls[1].finished.message["tool_calls"] == [call]
+        built = session.build()
+        assert (built.traces, built.tokens.sampled) == ([], 0)
+        usage = [call.finished.usage for call in log.calls]
+        assert built.calls.without_ids == built.calls.completions == 2
+        assert built.calls.reported_completion_tokens == sum(one["completion_tokens"] for one in usage) == 4
+        assert built.calls.reported_prompt_tokens == sum(one["prompt_tokens"] for one in usage) > 0
 
 
 @pytest.mark.parametrize("kind", ["sglang", "vllm"])

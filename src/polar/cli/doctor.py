@@ -80,7 +80,7 @@ def engine_checks(facts: EngineFacts, url: str | None) -> list[Check]:
         _said(subject, "model", facts.model),
         _said(subject, "tokenizer", facts.tokenizer_path, "give --tokenizer DIR to polar serve"),
         _said(subject, "context length", facts.context_length, "prompts that do not fit are refused by the engine"),
-        _said(subject, "policy version", facts.version, "without it staleness cannot be judged"),
+        _said(subject, "policy version", facts.version, "staleness cannot be judged; vLLM tells it with --enable-scale-out"),
         Check(subject, "holds to JSON schemas", facts.grammars or None, _told(facts.grammars), _GRAMMARS),
     ]
     return checks

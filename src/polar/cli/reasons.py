@@ -131,10 +131,12 @@ def _training(result: SessionResult) -> Iterator[Finding]:
     traces = result.trajectory.traces
     spoiled = sum(trace.trainable for trace in traces if trace.trainable and trace.response_logprobs is None)
     if spoiled:
-        meaning = "sampled tokens without a usable logprob: a trainer refuses the whole group"
+        meaning = "sampled tokens without a logprob that a trainer would compute: it refuses the whole group"
         yield _one(result, "logprobs", "logprob_error", meaning, spoiled)
     if not any(trace.trainable for trace in traces):
-        yield _one(result, "untrained", Drop.ZERO_TRAINABLE.value, "no token of it is trainable: nothing to learn from")
+        without_ids = result.trajectory.metadata.get("calls", {}).get("without_ids")
+        why = "its engine gives no token ids" if without_ids else "no token of it is trainable"
+        yield _one(result, "untrained", Drop.ZERO_TRAINABLE.value, f"{why}: nothing to learn from")
     elif all(trace.reward is None for trace in traces):
         yield _one(result, "reward", "no_reward", "it has no reward: the task has no evaluator")
 

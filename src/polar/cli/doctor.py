@@ -80,7 +80,7 @@ def engine_checks(facts: EngineFacts, url: str | None) -> list[Check]:
         _said(subject, "model", facts.model),
         _said(subject, "tokenizer", facts.tokenizer_path, "give --tokenizer DIR to polar serve"),
         _said(subject, "context length", facts.context_length, "prompts that do not fit are refused by the engine"),
-        _said(subject, "policy version", facts.version, "staleness cannot be judged; vLLM tells it with --enable-scale-out"),
+        _said(subject, "policy version", facts.version, _VERSION),
         Check(subject, "holds to JSON schemas", facts.grammars or None, _told(facts.grammars), _GRAMMARS),
     ]
     return checks
@@ -88,6 +88,7 @@ def engine_checks(facts: EngineFacts, url: str | None) -> list[Check]:
 
 _IDS = "training needs them: use SGLang or vLLM, and no router that drops fields; to evaluate and collect it will do"
 _BY_CHAT = "it renders prompts itself: a history that it renders otherwise forks the trace, and aborted calls are lost"
+_VERSION = "without it staleness cannot be judged; vLLM tells it with --enable-scale-out"
 _GRAMMARS = "schemas and forced tool calls are refused by name; they would not be trained on anyway"
 _MODES = {
     LogprobMode.SAMPLING_TEMPERATURE: "",

@@ -20,6 +20,7 @@ from polar.errors import EngineFault, PolarError, ServerFault, TaskFault
 from polar.protocols import AnswerReader, Delta, EngineCall, Piece
 from polar.proxy.canonical import Answer, Ask, Message, Opening, Refusal
 from polar.proxy.conversation import Place, Plan
+from polar.proxy.forms import grammar_of
 from polar.proxy.sampling import effective, reshapes
 from polar.proxy.transcript import Transcript
 from polar.records import IDS
@@ -37,7 +38,6 @@ _LONG = 4096
 _TRIES = 4
 """with a back-off of 1, 4 and 16 times the proxy's: an engine has some 20 s to come back"""
 _ENDLESS_ABORTS = 50
-NO_IMAGES = "images: this model takes text alone (its engine is given token ids)"
 
 
 async def aside(heavy: bool, function: Callable[..., T], *arguments: Any) -> T:
@@ -141,9 +141,7 @@ class Call:
     async def _prepare(self) -> tuple[Place, Plan | None]:
         conversation, ask = self._session.conversation, self._ask
         assert self._body is not None, "the task has not ended"
-        if ask.images and self._session.engine.takes_ids:
-            raise Refusal("unsupported", NO_IMAGES)
-        self._grammar = self._form()
+        self._grammar = grammar_of(ask, self._session.engine, self._session.rendering)
         heavy = len(self._body.raw) > HEAVY_BYTES
         place = await aside(heavy, conversation.place, ask.messages, ask.tools)
         self._stored = await aside(heavy, self._session.bodies.stored, self._body, place.base)
@@ -165,25 +163,6 @@ class Call:
         if plan is None:
             plan = await aside(_long(ask.messages), conversation.rendered, place, ask.messages, ask.tools)
         return plan
-
-    def _form(self) -> dict[str, Any] | None:
-        """What an engine that takes ids is told of the form that the answer must have. Raises Refusal."""
-        ask, engine, rendering = self._ask, self._session.engine, self._session.rendering
-        if not ask.forced and ask.json_schema is None:
-            return None
-        asked = "tool_choice" if ask.forced else "a JSON schema for the answer"
-        if not engine.grammars:
-            refusal = f"{asked}: this engine cannot be held to a form: leave the choice at auto, and ask in words"
-            raise Refusal("unsupported", refusal)
-        if rendering is None or not engine.takes_ids:
-            return None
-        grammar = rendering.grammar(None, ask.forced) if ask.forced else rendering.grammar(ask.json_schema, ask.offered)
-        if grammar is None:
-            refusal = (
-                f"{asked}: tool calls as this model writes them cannot be held to a form: leave the choice at auto"
-            )
-            raise Refusal("unsupported", refusal)
-        return grammar
 
     def _open(self, place: Place, plan: Plan | None) -> None:
         session, ask = self._session, self._ask

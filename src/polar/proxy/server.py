@@ -16,9 +16,10 @@ import msgspec
 from aiohttp import web
 
 from polar.errors import PolarError
-from polar.proxy.call import HEAVY_BYTES, NO_IMAGES, Call, aside
+from polar.proxy.call import HEAVY_BYTES, Call, aside
 from polar.proxy.canonical import Ask, Dialect, Refusal
 from polar.proxy.dialects import Route, route_of
+from polar.proxy.forms import NO_IMAGES
 from polar.proxy.session import Session
 from polar.sessionlog import Body
 

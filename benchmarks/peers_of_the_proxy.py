@@ -22,7 +22,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
-from polar.proxy import Attempt, ModelProxy, load_rendering, make_engine
+from polar.proxy import Attempt, ModelProxy, collect_rarely, load_rendering, make_engine
 from polar.proxy.engines import http
 from polar.requests import AgentSpec, ExecInput, TaskRequest
 from polar.sessionlog import LogWriter
@@ -114,6 +114,7 @@ async def serve(app: web.Application) -> None:
 async def proxy(arguments: argparse.Namespace) -> None:
     """Keys are key-0, key-1, …: each is a session of its own with its log on disk."""
     http.POOL = arguments.connections
+    collect_rarely()
     rendering = load_rendering(arguments.tokenizer)
     model = ModelProxy(await make_engine("sglang", arguments.engine), rendering, model="policy", context_length=None)
     agent = AgentSpec(harness="shell", custom_shell=ExecInput(command="true"))

@@ -102,10 +102,12 @@ async def server(settings: RolloutSettings, token: str, ready: Ready) -> None:
 async def gateway(node: NodeSettings, server_url: str, token: str, data: Path, beat: float, ready: Ready) -> None:
     """A machine that cannot start the node's sandboxes is named at once, not by the first session."""
     from polar.gateway import Gateway
+    from polar.proxy import collect_rarely
     from polar.runtimes import unavailable
 
     if problem := await asyncio.to_thread(unavailable, node.default_runtime or "bubblewrap"):
         say(f"warning: no sandbox can start here: {problem}", "yellow")
+    collect_rarely()
     await Gateway(node, server_url=server_url, token=token, data=data, heartbeat_seconds=beat).run(ready)
 
 

@@ -85,7 +85,7 @@ class Call:
     def over(self) -> bool:
         return self.answer is not None or self.failure is not None
 
-    async def news(self, seen: int, patience: float) -> list[Delta]:
+    async def news(self, seen: int, patience: float | None = None) -> list[Delta]:
         """Deltas behind the first `seen`; waits for some, for the end, or for `patience` seconds."""
         if len(self.deltas) == seen and not self.over:
             with suppress(TimeoutError):
@@ -169,7 +169,7 @@ class Call:
         attempt, rendering, number = session.attempt, session.rendering, session.log.calls + 1
         self._sampling = effective(
             ask.sampling,
-            attempt.task.sampling,
+            session.forced,
             names=(attempt.session_index, attempt.attempt, number),
             room=session.room(None if plan is None else len(plan.ids)),
             stop_ids=rendering.stop_ids if rendering is not None else (),
@@ -193,17 +193,16 @@ class Call:
             tools_from=tools_from,
             tools=ask.tools if tools_from is None else None,
         )
-        self._transcript.opened(opened, place)
+        self._transcript.opened(opened, place, plan)
         session.bodies.remember(number, self._stored)
         name = f"{attempt.session_id}:{attempt.attempt}:{number}".encode()
         self.opening.id = self.opening.id or hashlib.blake2b(name, digest_size=12).hexdigest()
         if plan is not None:
-            self._stand(place, plan)
+            self._stands(plan)
         if rendering is not None and session.engine.takes_ids and ask.stream:
             self._reader = rendering.reader(ask.offered, self._sampling.get("stop") or [])
 
-    def _stand(self, place: Place, plan: Plan) -> None:
-        self._transcript.prompt(place, plan)
+    def _stands(self, plan: Plan) -> None:
         self._prompt_ids = plan.ids
         self.opening.prompt_tokens = len(plan.ids)
 
@@ -276,7 +275,9 @@ class Call:
 
     def _take(self, place: Place, piece: Piece) -> None:
         if piece.prompt_ids is not None and not self._transcript.has_prompt:
-            self._stand(place, Plan(ids=piece.prompt_ids, source="engine"))
+            plan = Plan(ids=piece.prompt_ids, source="engine")
+            self._transcript.prompt(place, plan)
+            self._stands(plan)
         self._transcript.take(piece)
         self._session.record.sampled += len(piece.ids)
         if self._reader is not None:

@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from polar.requests import Sampling
-
 DEFAULTS: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 """Always said, since engines take defaults of their own from a model's files."""
 LONGEST = 32_768
@@ -22,7 +20,7 @@ _FORMS = (
 
 def effective(
     asked: Mapping[str, Any],
-    forced: Sampling,
+    forced: Mapping[str, Any],
     *,
     names: tuple[int, int, int],
     room: int | None,
@@ -30,9 +28,8 @@ def effective(
 ) -> dict[str, Any]:
     """Sampling values of one call. `names`: session's index in its group, attempt, call number; `room`: how many tokens
     context and limits leave. A seed is a base, whoever gives it: the sessions of a group never sample alike."""
-    given = forced.model_dump(exclude_none=True)
-    values = DEFAULTS | dict(asked) | given
-    bounds = [asked.get("max_tokens"), given.get("max_tokens"), room]
+    values = DEFAULTS | dict(asked) | dict(forced)
+    bounds = [asked.get("max_tokens"), forced.get("max_tokens"), room]
     values["max_tokens"] = min((bound for bound in bounds if bound is not None), default=LONGEST)
     if values["top_k"] <= 0:
         values["top_k"] = DEFAULTS["top_k"]

@@ -24,7 +24,6 @@ from polar.proxy.session import Session
 from polar.sessionlog import Body
 
 BODY_BYTES = 256 << 20
-_PATIENCE = 60.0
 # Both official SDKs obey it: a session that has ended or met its limit is not asked again.
 _FINAL = {"x-should-retry": "false"}
 
@@ -94,7 +93,7 @@ class _Routes:
 
 async def _whole(request: web.Request, dialect: Dialect, call: Call) -> web.StreamResponse:
     while not call.over:
-        await call.news(len(call.deltas), _PATIENCE)
+        await call.news(len(call.deltas))
     if call.answer is None:
         assert call.failure is not None, "a call that is over has an answer or a failure"
         raise call.failure

@@ -83,6 +83,7 @@ class Session:
         self.backoff = shared.backoff_seconds
         self.conversation = Conversation(shared.rendering, attempt.task.reasoning)
         self.bodies = Bodies()
+        self.forced = attempt.task.sampling.model_dump(exclude_none=True)
         self.auxiliary_names = {f"{name}-aux" for name in (shared.model, attempt.task.agent.model_name)}
         self.closed = False
         self._ending = False

@@ -27,6 +27,7 @@ class Transcript:
         self._conversation = conversation
         self._ids = np.empty(0, IDS)
         self._chunk: list[Piece] = []
+        self._chunks: list[Chunk] = []
         self._joins = 0
         self._first_token_at: float | None = None
 
@@ -35,9 +36,11 @@ class Transcript:
         """All that was sampled [n], as far as it is flushed."""
         return self._ids
 
-    def opened(self, record: Opened, place: Place) -> None:
-        self._log.append(record)
-        self.number = record.call
+    def opened(self, record: Opened, place: Place, plan: Plan | None) -> None:
+        """`plan`: the prompt, where it is known already."""
+        prompt = [] if plan is None else [self._conversation.prompt(record.call, place, plan)]
+        self._log.append(record, *prompt)
+        self.number, self.has_prompt = record.call, bool(prompt)
         self._conversation.opened(record.call, place)
         self._record_joins()
 
@@ -54,17 +57,18 @@ class Transcript:
             self._chunk = _by_version(_joined(self._chunk), piece.versions)
 
     def flush(self) -> None:
-        """At the end of an engine's answer: the pieces of one policy version become one record."""
+        """At the end of an engine's answer: the pieces of one policy version become one record, which is written
+        with the next one."""
         pieces, self._chunk = self._chunk, []
         for version, group in groupby(pieces, key=lambda piece: piece.version):
             part = _joined(list(group))
-            self._log.append(Chunk(call=self._call, ids=part.ids, logprobs=part.logprobs, version=version))
+            self._chunks.append(Chunk(call=self._call, ids=part.ids, logprobs=part.logprobs, version=version))
             self._ids = np.concatenate([self._ids, part.ids])
         if pieces:
             self._conversation.sampled(self._call, self._ids)
 
     def finished(self, place: Place, message: Message, last: Piece, *, reason: str, text: str, over: bool) -> None:
-        self._log.append(
+        self._write(
             Finished(
                 call=self._call,
                 at=time.time(),
@@ -85,7 +89,7 @@ class Transcript:
             return
         with suppress(ServerFault):
             self.flush()
-            self._log.append(
+            self._write(
                 Finished(
                     call=self.number,
                     at=time.time(),
@@ -104,6 +108,10 @@ class Transcript:
         """A repeat of the call, also of one that is not opened yet."""
         self._joins += 1
         self._record_joins()
+
+    def _write(self, end: Finished) -> None:
+        self._log.append(*self._chunks, end)
+        self._chunks = []
 
     @property
     def _call(self) -> int:

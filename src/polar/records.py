@@ -332,6 +332,10 @@ class GatewayNodeInfo(msgspec.Struct, kw_only=True):
     healthy: bool = True
     draining: bool = False
     last_heartbeat: float = 0.0
+    engine: str | None = None
+    """its kind"""
+    problem: str | None = None
+    """of the engine, in words"""
     labels: dict[str, str] = {}
     resources: Resources = Resources()
     reserved: Resources = Resources()

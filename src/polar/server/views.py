@@ -53,6 +53,8 @@ def node_info(node: Node, live: Sequence[Node]) -> GatewayNodeInfo:
         healthy=node.engine.healthy and any(other is node for other in live),
         draining=node.draining,
         last_heartbeat=node.last_heartbeat,
+        engine=node.engine.kind,
+        problem=node.engine.problem,
         labels=node.labels,
         resources=resources_of(node.total),
         reserved=resources_of(node.reserved),

@@ -1,4 +1,8 @@
-"""A group is trained whole or dropped whole under a name; both are counted, in groups and in trainable tokens."""
+"""A group is trained whole or dropped whole under a name; both are counted, in groups and in trainable tokens.
+
+The first name that fits is the group's: failed, logprob_error, zero_trainable, low_complete_fraction. (`stale` is found
+where the age is known, in `groups`.)
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from polar.records import Drop, SessionResult, TaskResult, TaskState
-from slime_bridge.adapter import ConversionRules, ConvertedSession, RolloutLogprobError, convert_session
+from slime_bridge.adapter import ConvertedSession, convert_session
+from slime_bridge.fitting import ConversionRules, RolloutLogprobError
+from slime_bridge.slime_types import GroupingError
 
 
 @dataclass
@@ -68,6 +74,8 @@ def judge(
         return Dropped(Drop.FAILED, tokens, len(source), why)
     try:
         sessions = [convert_session(by_index.get(index), one, rules) for index, one in enumerate(source)]
+    except GroupingError as error:
+        return Dropped(Drop.FAILED, tokens, len(source), str(error))
     except RolloutLogprobError as error:
         return Dropped(Drop.LOGPROB_ERROR, tokens, len(source), str(error))
     group = Group(result.task_id, source, sessions, submitted)

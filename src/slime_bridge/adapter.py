@@ -1,6 +1,6 @@
 """One session's result → the trainer's samples: tokens untouched, everything aligned, or refused by name.
 
-A session whose ending is not trained, whose reward is no finite number, or that has no usable trace becomes one masked
+A session whose ending is not trained, whose reward is no number, or that has no usable trace becomes one masked
 placeholder, so that its group keeps its size.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -19,39 +19,23 @@ from polar.codec import to_builtins
 from polar.endings import TABLE, Ending, SlimeStatus
 from polar.records import SessionResult, SessionStatus, Termination, Trace
 from slime_bridge._messages import readable
-from slime_bridge.slime_types import Sample, grouping_field, slime_status
+from slime_bridge.fitting import ConversionRules, Fitted, FittedTrace, RolloutLogprobError, Unused, fit
+from slime_bridge.shaping import finite
+from slime_bridge.slime_types import group_together, slime_status
+
+__all__ = ["ConversionRules", "ConvertedSession", "RolloutLogprobError", "session_result_to_samples"]
 
 _READ_BY_SLIME = ("raw_reward", "round_number")
 """Keys of a sample's metadata that Slime puts into the batch once one sample has them: no prompt may set them."""
-
-
-class RolloutLogprobError(ValueError):
-    """A trainable token has no aligned, finite logprob: the group is refused, nothing is made up."""
-
-
-class Unused(StrEnum):
-    """Why trainable tokens of an accepted group are not trained."""
-
-    MASKED_SESSION = "masked_session"
-    """the session's ending is not trained, or its reward is no finite number"""
-    OVERLONG = "overlong"
-    """beyond the cap on a trace's length"""
-    EMPTY = "empty"
-    """a trace without a prompt, which has no first logit"""
-
-
-@dataclass(frozen=True)
-class ConversionRules:
-    """`reward_keys`: a reward is a dict with them (none: a float). `max_tokens`: the cap on a trace; None = none."""
-
-    reward_keys: tuple[str, ...] = ()
-    timeout_policy: str = "mask"
-    overlong: str = "drop"
-    max_tokens: int | None = None
-
-    def reward(self, value: float) -> float | dict[str, float]:
-        """As Slime's Sample holds it."""
-        return dict.fromkeys(self.reward_keys, value) if self.reward_keys else value
+_PUT_IN_BY_SLIME = (
+    "multimodal_train_inputs",
+    "rollout_routed_experts",
+    "rollout_top_p_token_ids",
+    "rollout_top_p_token_offsets",
+    "teacher_log_probs",
+    "train_metadata",
+)
+"""Fields that Slime puts into the batch once one sample has them: no sample has them, whatever its source had."""
 
 
 @dataclass
@@ -64,9 +48,12 @@ class ConvertedSession:
     arrived: int = 0
     trained: int = 0
     unused: Counter[str] = field(default_factory=Counter)
+    dropped_traces: Counter[str] = field(default_factory=Counter)
+    clipped_traces: int = 0
     versions: frozenset[str] = frozenset()
     """policy versions of the trained tokens"""
     reward: float = 0.0
+    """the mean over the trained traces; 0.0 where nothing is trained"""
 
     @property
     def completed(self) -> bool:
@@ -81,29 +68,42 @@ def session_result_to_samples(
 
 
 def convert_session(result: SessionResult | None, source: Any, rules: ConversionRules) -> ConvertedSession:
-    """`result` None: the session never came back."""
+    """`result` None: the session never came back. Raises RolloutLogprobError, GroupingError."""
     if result is None:
-        status = SlimeStatus.FAILED
-        return ConvertedSession([_placeholder(source, status, rules, {"error": "no result"})], status, None)
+        return _masked(None, source, rules, SlimeStatus.FAILED, Fitted())
+    traces = _traces(result)
     ending = ending_of(result)
-    status = _status(ending, result, rules)
-    traces = result.trajectory.traces if result.trajectory is not None else []
-    arrived = sum(trace.trainable for trace in traces)
-    if not _trained(ending, rules):
-        return _masked(result, source, rules, status, _all_masked(arrived))
-    if not all(_finite(trace.reward) for trace in traces):
-        return _masked(result, source, rules, SlimeStatus.FAILED, _all_masked(arrived))
-    return _converted(result, traces, source, rules, status, arrived)
+    graded = all(finite(trace.reward) is not None for trace in traces)
+    if not _trained(ending, rules) or not graded:
+        arrived = Counter({Unused.MASKED_SESSION.value: sum(trace.trainable for trace in traces)})
+        status = SlimeStatus.FAILED if _trained(ending, rules) else _status(ending, result, rules)
+        return _masked(result, source, rules, status, Fitted(unused=arrived))
+    fitted = fit(traces, rules)
+    if not fitted.traces:
+        return _masked(result, source, rules, SlimeStatus.FAILED, fitted)
+    return _converted(result, source, rules, _status(ending, result, rules), fitted)
 
 
-def reward_of(result: SessionResult | None) -> float:
+def shown_sample(result: SessionResult | None, source: Any, rules: ConversionRules, reward: float) -> Any:
+    """The session's last trace as it is, for people: nothing is checked, capped or masked."""
+    if result is None or not (traces := _traces(result)) or not len(traces[-1].response_ids):
+        status = SlimeStatus.FAILED if result is None else _status(ending_of(result), result, rules)
+        sample = _placeholder(result, source, rules, status)
+    else:
+        last = FittedTrace(len(traces) - 1, traces[-1], traces[-1].trainable, [])
+        sample = _sample(last, result, source, rules, _status(ending_of(result), result, rules))
+    sample.reward = rules.reward(reward)
+    return sample
+
+
+def reward_of(result: SessionResult | None, rules: ConversionRules) -> float:
     """What the session earned, for evaluation: 0.0 where its ending is not trained or nothing graded it."""
-    if result is None or result.trajectory is None or not ending_of(result).trained:
+    if result is None or result.trajectory is None or not _trained(ending_of(result), rules):
         return 0.0
     outcome = (result.trajectory.metadata.get("evaluation") or {}).get("outcome_reward")
-    rewards = [trace.reward for trace in result.trajectory.traces] if outcome is None else [outcome]
-    finite = [float(reward) for reward in rewards if reward is not None and math.isfinite(reward)]
-    return math.fsum(finite) / len(finite) if finite and len(finite) == len(rewards) else 0.0
+    given = [trace.reward for trace in _traces(result)] if outcome is None else [outcome]
+    rewards = [reward for each in given if (reward := finite(each)) is not None]
+    return _mean(rewards) if rewards and len(rewards) == len(given) else 0.0
 
 
 def ending_of(result: SessionResult) -> Ending:
@@ -117,28 +117,35 @@ def ending_of(result: SessionResult) -> Ending:
 
 
 def _converted(
-    result: SessionResult, traces: list[Trace], source: Any, rules: ConversionRules, status: SlimeStatus, arrived: int
+    result: SessionResult, source: Any, rules: ConversionRules, status: SlimeStatus, fitted: Fitted
 ) -> ConvertedSession:
-    unused: Counter[str] = Counter()
-    usable = [(index, fit) for index, trace in enumerate(traces) if (fit := _fitted(trace, rules, unused)) is not None]
-    if not usable:
-        return _masked(result, source, rules, SlimeStatus.FAILED, unused)
-    versions = frozenset(version for _, trace in usable for _, _, version in _trainable_spans(trace))
-    samples = [_sample(trace, index, result, source, rules, status) for index, trace in usable]
-    trained = sum(trace.trainable for _, trace in usable)
-    reward = math.fsum(float(trace.reward or 0.0) for _, trace in usable) / len(usable)
-    return ConvertedSession(samples, status, result, arrived, trained, unused, versions, reward)
+    samples = [_sample(each, result, source, rules, status) for each in fitted.traces]
+    group_together(samples, source.index)
+    return ConvertedSession(
+        samples,
+        status,
+        result,
+        arrived=fitted.trainable + fitted.unused.total(),
+        trained=fitted.trainable,
+        unused=fitted.unused,
+        dropped_traces=fitted.dropped,
+        clipped_traces=fitted.clipped,
+        versions=frozenset(version for each in fitted.traces for _, _, version in each.spans),
+        reward=_mean(finite(each.trace.reward) or 0.0 for each in fitted.traces),
+    )
 
 
 def _masked(
-    result: SessionResult, source: Any, rules: ConversionRules, status: SlimeStatus, unused: Counter[str]
+    result: SessionResult | None, source: Any, rules: ConversionRules, status: SlimeStatus, fitted: Fitted
 ) -> ConvertedSession:
-    placeholder = _placeholder(source, status, rules, _facts(result))
-    return ConvertedSession([placeholder], status, result, unused.total(), 0, unused)
+    samples = [_placeholder(result, source, rules, status)]
+    group_together(samples, source.index)
+    unused = fitted.unused
+    return ConvertedSession(samples, status, result, unused.total(), 0, unused, fitted.dropped)
 
 
-def _all_masked(arrived: int) -> Counter[str]:
-    return Counter({Unused.MASKED_SESSION.value: arrived})
+def _traces(result: SessionResult) -> list[Trace]:
+    return result.trajectory.traces if result.trajectory is not None else []
 
 
 def _trained(ending: Ending, rules: ConversionRules) -> bool:
@@ -148,102 +155,55 @@ def _trained(ending: Ending, rules: ConversionRules) -> bool:
 def _status(ending: Ending, result: SessionResult, rules: ConversionRules) -> SlimeStatus:
     if ending is TABLE[Termination.AGENT_TIMEOUT] and rules.timeout_policy == "truncate":
         return SlimeStatus.TRUNCATED
-    traces = result.trajectory.traces if result.trajectory is not None else []
+    traces = _traces(result)
     cut = bool(traces) and traces[-1].finish_reason == "length"
     return SlimeStatus.TRUNCATED if ending.slime is SlimeStatus.COMPLETED and cut else ending.slime
 
 
-def _fitted(trace: Trace, rules: ConversionRules, unused: Counter[str]) -> Trace | None:
-    """The trace within the cap, or None where nothing of it can be trained. Raises RolloutLogprobError."""
-    _check_aligned(trace)
-    before = trace.trainable
-    if before == 0:
-        return None
-    if len(trace.prompt_ids) == 0:
-        unused[Unused.EMPTY.value] += before
-        return None
-    fit = _within(trace, rules)
-    kept = fit.trainable if fit is not None else 0
-    if kept < before:
-        unused[Unused.OVERLONG.value] += before - kept
-    return fit if kept else None
-
-
-def _within(trace: Trace, rules: ConversionRules) -> Trace | None:
-    prompt, total = len(trace.prompt_ids), len(trace.prompt_ids) + len(trace.response_ids)
-    if rules.max_tokens is None or total <= rules.max_tokens:
-        return trace
-    if rules.overlong == "drop" or prompt >= rules.max_tokens:
-        return None
-    return _clipped(trace, rules.max_tokens - prompt)
-
-
-def _clipped(trace: Trace, keep: int) -> Trace:
-    """The exact causal prefix of `keep` response tokens."""
-    assert trace.response_logprobs is not None
-    clipped = copy.copy(trace)
-    clipped.response_ids, clipped.loss_mask = trace.response_ids[:keep], trace.loss_mask[:keep]
-    clipped.response_logprobs = trace.response_logprobs[:keep]
-    spans = trace.weight_versions
-    clipped.weight_versions = [(start, min(end, keep), name) for start, end, name in spans if start < keep]
-    return clipped
-
-
-def _check_aligned(trace: Trace) -> None:
-    length = len(trace.response_ids)
-    if len(trace.loss_mask) != length:
-        raise RolloutLogprobError(f"a mask of {len(trace.loss_mask)} for {length} tokens")
-    if not trace.loss_mask.any():
-        return
-    logprobs = trace.response_logprobs
-    if logprobs is None:
-        raise RolloutLogprobError(f"{trace.trainable} trainable tokens without logprobs")
-    if len(logprobs) != length:
-        raise RolloutLogprobError(f"{len(logprobs)} logprobs for {length} tokens")
-    if not np.isfinite(logprobs).all():
-        raise RolloutLogprobError("a logprob is not finite")
-
-
 def _sample(
-    trace: Trace, index: int, result: SessionResult, source: Any, rules: ConversionRules, status: SlimeStatus
+    fitted: FittedTrace, result: SessionResult, source: Any, rules: ConversionRules, status: SlimeStatus
 ) -> Any:
-    assert trace.response_logprobs is not None
-    sample = _copy(source, status, rules, float(trace.reward or 0.0))
-    sample.tokens = trace.prompt_ids.tolist() + trace.response_ids.tolist()
+    trace = fitted.trace
+    sample = _copy(source, status, rules, finite(trace.reward) or 0.0)
+    sample.tokens = np.concatenate((trace.prompt_ids, trace.response_ids)).tolist()
     sample.prompt = trace.prompt_messages or source.prompt
     sample.response = readable(trace.response_messages)
     sample.response_length = len(trace.response_ids)
     sample.loss_mask = trace.loss_mask.tolist()
-    sample.rollout_log_probs = trace.response_logprobs.tolist()
-    sample.weight_versions = [version for _, _, version in _trainable_spans(trace)]
+    sample.rollout_log_probs = None if trace.response_logprobs is None else trace.response_logprobs.tolist()
+    sample.weight_versions = [version for _, _, version in fitted.spans]
     spans = [list(span) for span in trace.weight_versions]
-    sample.metadata["polar"] = _facts(result) | {"trace_index": index, "weight_versions": spans}
+    sample.metadata["polar"] = _facts(result) | {"trace_index": fitted.index, "weight_versions": spans}
     return sample
 
 
-def _placeholder(source: Any, status: SlimeStatus, rules: ConversionRules, facts: dict[str, Any]) -> Any:
+def _placeholder(result: SessionResult | None, source: Any, rules: ConversionRules, status: SlimeStatus) -> Any:
     """Two tokens, the second a masked response: takes its trajectory's place and trains nothing."""
     sample = _copy(source, status, rules, 0.0)
     sample.tokens, sample.response, sample.response_length = [0, 0], "", 1
     sample.loss_mask, sample.rollout_log_probs, sample.remove_sample = [0], [0.0], True
     sample.weight_versions = []
+    facts = {"error": "no result"} if result is None else _facts(result)
     sample.metadata["polar"] = facts | {"placeholder": True}
     return sample
 
 
 def _copy(source: Any, status: SlimeStatus, rules: ConversionRules, reward: float) -> Any:
-    sample = copy.copy(source)
-    setattr(sample, grouping_field(Sample), source.index)
-    sample.status = slime_status(status)
+    """Shares nothing that could be changed with the source or with a sibling."""
+    sample = copy.deepcopy(source)
+    sample.status, sample.remove_sample = slime_status(status), False
     sample.reward = rules.reward(reward)
-    sample.metadata = {key: value for key, value in (source.metadata or {}).items() if key not in _READ_BY_SLIME}
+    sample.metadata = {key: value for key, value in (sample.metadata or {}).items() if key not in _READ_BY_SLIME}
+    for name in _PUT_IN_BY_SLIME:
+        if getattr(sample, name, None) is not None:
+            setattr(sample, name, None)
     return sample
 
 
 def _facts(result: SessionResult) -> dict[str, Any]:
     """What metadata.polar tells of the session."""
     trajectory = {} if result.trajectory is None else result.trajectory.metadata
-    known = {key: trajectory[key] for key in ("evaluation", "tokens", "calls") if key in trajectory}
+    known = {key: copy.deepcopy(trajectory[key]) for key in ("evaluation", "tokens", "calls") if key in trajectory}
     return known | {
         "session_id": result.session_id,
         "task_id": result.task_id,
@@ -254,9 +214,6 @@ def _facts(result: SessionResult) -> dict[str, Any]:
     }
 
 
-def _trainable_spans(trace: Trace) -> list[tuple[int, int, str]]:
-    return [span for span in trace.weight_versions if trace.loss_mask[span[0] : span[1]].any()]
-
-
-def _finite(reward: float | None) -> bool:
-    return reward is not None and math.isfinite(reward)
+def _mean(values: Iterable[float]) -> float:
+    collected = list(values)
+    return math.fsum(collected) / len(collected)

@@ -13,7 +13,7 @@ from typing import Any
 
 from polar.client import ClientError
 from polar.records import SessionResult, SessionStatus, TaskResult
-from slime_bridge.adapter import RolloutLogprobError, convert_session, reward_of
+from slime_bridge.adapter import reward_of, shown_sample
 from slime_bridge.config import PolarSlimeConfig, checked_request, sampling_of, task_payload
 from slime_bridge.groups import BridgeFault
 from slime_bridge.metrics import mean
@@ -137,16 +137,9 @@ def voting(result: TaskResult, group: Sequence[Any], config: PolarSlimeConfig) -
 
 
 def _vote(result: SessionResult | None, source: Any, config: PolarSlimeConfig) -> Vote:
-    """Here a missing logprob costs nothing: the sample is shown, not trained."""
-    try:
-        shown = convert_session(result, source, config.rules)
-    except RolloutLogprobError:
-        shown = convert_session(None, source, config.rules)
-    reward = reward_of(result)
-    sample = shown.samples[-1]
-    sample.reward = config.rules.reward(reward)
+    reward = reward_of(result, config.rules)
     completed = result is not None and result.status is SessionStatus.COMPLETED
-    return Vote(sample, reward, completed)
+    return Vote(shown_sample(result, source, config.rules, reward), reward, completed)
 
 
 def _metrics(prefix: str, votes: Sequence[Vote]) -> dict[str, float]:

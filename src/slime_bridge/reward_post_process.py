@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from slime_bridge.shaping import ScoredTrace, shape
+from slime_bridge.shaping import ScoredTrace, finite, shape
 from slime_bridge.slime_types import trajectory_of
 
 NORMALISED = frozenset({"grpo", "gspo", "cispo", "reinforce_plus_plus_baseline"})
@@ -43,4 +42,4 @@ def _finite_reward(args: Any, sample: Any) -> float | None:
     value = sample.reward
     if isinstance(value, dict):
         value = value.get(getattr(args, "reward_key", None) or getattr(args, "polar_reward_key", None) or "score")
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    return finite(value)

@@ -11,7 +11,11 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
+LARGEST_REWARD = 1e30
+"""Trainers compute in float32, which ends at 3.4e38."""
 ROUNDING = 1e-9
 """Values of a group that differ by less, relatively, are equal: a mean of K equal rewards is not exactly the reward."""
 
@@ -23,6 +27,13 @@ class ScoredTrace:
     reward: float
     counts: bool
     """has a trainable token, and its trajectory neither failed nor was aborted or removed"""
+
+
+def finite(reward: Any) -> float | None:
+    """The reward as a number that a trainer can compute with, or None: then it is no reward at all, and not 0."""
+    if not isinstance(reward, Real) or not abs(float(reward)) <= LARGEST_REWARD:
+        return None
+    return float(reward)
 
 
 def shape(traces: Sequence[ScoredTrace], *, std: bool, single_survivor: str = "zero") -> list[float]:

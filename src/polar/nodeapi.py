@@ -67,14 +67,15 @@ class PollRequest(msgspec.Struct, kw_only=True):
 
 
 class Lease(msgspec.Struct, kw_only=True):
-    """`key` names its attempt: an orphaned sandbox cannot write into its successor's log. `task` is a TaskRequest."""
+    """`key` names its attempt: an orphaned sandbox cannot write into its successor's log. `task` is a TaskRequest.
+    `queued_seconds`: how long the session has waited, pauses apart; two machines' clocks need not agree on when."""
 
     session_id: str
     session_index: int
     attempt: int
     key: str
     lease_seconds: float
-    registered_at: float
+    queued_seconds: float
     task: dict[str, Any]
 
 

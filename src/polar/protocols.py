@@ -260,6 +260,10 @@ class Rendering(Protocol):
         """`stops` are the stop strings of the call: their text is held back as well."""
         ...
 
+    def thinking(self, ids: np.ndarray) -> int:
+        """How many of an answer's ids its reasoning takes up, if it has any: all up to where that ends."""
+        ...
+
     def grammar(self, schema: dict[str, Any] | None, tools: list[dict[str, Any]] | None) -> dict[str, Any] | None:
         """The form of an answer that is JSON of `schema`, or a call of one of the `tools` (either, where both are
         given), as a format of structural tags. None where calls in this format cannot be held to a form."""

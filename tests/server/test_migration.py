@@ -81,7 +81,7 @@ def old_folder(folder: Path) -> None:
 
 def lease_of(session_id: str) -> Lease:
     return Lease(
-        session_id=session_id, session_index=0, attempt=1, key="", lease_seconds=30.0, registered_at=0.0, task={}
+        session_id=session_id, session_index=0, attempt=1, key="", lease_seconds=30.0, queued_seconds=0.0, task={}
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import structlog
+from pydantic import ValidationError
 
 from polar.config import NodeSettings
 from polar.errors import ConfigError, ServerFault, from_os_error
@@ -21,6 +22,7 @@ from polar.gateway.engine_watch import EngineWatch
 from polar.gateway.link import Refused, ServerLink
 from polar.gateway.orders import Orders
 from polar.gateway.outbox import Outbox
+from polar.gateway.outcome import Outcome
 from polar.gateway.resources import resources
 from polar.gateway.session import NodeFacts, Session
 from polar.gateway.stages import Stages
@@ -63,6 +65,7 @@ class Gateway:
         self._news = asyncio.Event()
         """the server is told before the next heartbeat is due"""
         self.orders = Orders(self._news)
+        self._complaints = _Complaints()
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self, ready: Callable[[str], None] | None = None) -> None:
@@ -112,9 +115,10 @@ class Gateway:
             except Refused as refusal:
                 raise _fatal(self.node.id, refusal) from refusal
             except ServerFault as fault:
-                log.warning("poll failed", why=fault.message)
+                self._complaints.say("poll failed", fault.message)
                 await asyncio.sleep(min(_RETRY_SECONDS, self._heartbeat))
                 continue
+            self._complaints.over("poll failed")
             self.orders.heard(acked)
             self._hear(reply)
             with suppress(TimeoutError):  # not wait_for: before Python 3.12 it can lose a cancellation
@@ -128,9 +132,10 @@ class Gateway:
             except Refused as refusal:
                 raise _fatal(self.node.id, refusal) from refusal
             except ServerFault as fault:
-                log.warning("asking for work failed", why=fault.message)
+                self._complaints.say("asking for work failed", fault.message)
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
+            self._complaints.over("asking for work failed")
             self._hear(reply)
 
     async def _ask(self) -> WorkReply:
@@ -224,9 +229,33 @@ class Gateway:
             launcher=self._launcher,
             runtimes=self._runtimes,
         )
-        session = Session(lease, facts)
+        try:
+            session = Session(lease, facts)
+        except ValidationError as error:
+            self._delivering.add(key)
+            self._tasks.create_task(self._give_back(lease, error))
+            return
         self.sessions[key] = session
         self._tasks.create_task(self._carry(session))
+
+    async def _give_back(self, lease: Lease, error: ValidationError) -> None:
+        """The server is of another version than this gateway; another gateway may understand the task."""
+        why = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        outcome = Outcome(fault=ServerFault(f"{self.node.id} does not understand the task: {why}", name="task_unknown"))
+        log.error("a lease was given back", session=lease.session_id, why=why)
+        try:
+            await self._hand_back(
+                outcome.result(
+                    session_id=lease.session_id,
+                    attempt=lease.attempt,
+                    node_id=self.node.id,
+                    epoch=self.epoch,
+                    evaluator=None,
+                    sampled=0,
+                )
+            )
+        finally:
+            self._delivering.discard((lease.session_id, lease.attempt))
 
     async def _carry(self, session: Session) -> None:
         try:
@@ -251,6 +280,22 @@ class Gateway:
                 await self._outbox.send(_without_disk(result, error), self._link)
             return
         await self._outbox.deliver(path, self._link)
+
+
+class _Complaints:
+    """What fails again and again for the same reason is said once, and that it is over."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, str] = {}
+
+    def say(self, what: str, why: str) -> None:
+        if self._said.get(what) != why:
+            self._said[what] = why
+            log.warning(what, why=why)
+
+    def over(self, what: str) -> None:
+        if self._said.pop(what, None) is not None:
+            log.info(f"no longer: {what}")
 
 
 def _next_epoch(file: Path) -> int:

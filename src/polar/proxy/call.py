@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import structlog
@@ -38,6 +38,8 @@ _LONG = 4096
 _TRIES = 4
 """with a back-off of 1, 4 and 16 times the proxy's: an engine has some 20 s to come back"""
 _ENDLESS_ABORTS = 50
+_TEXTS: dict[Literal["reasoning", "text"], str] = {"reasoning": "reasoning_content", "text": "content"}
+"""kinds of deltas, in order, and where a message has their text"""
 
 
 async def aside(heavy: bool, function: Callable[..., T], *arguments: Any) -> T:
@@ -74,7 +76,6 @@ class Call:
         self._plan: Plan | None = None
         self._prompt_ids: np.ndarray | None = None
         self._reader: AnswerReader | None = None
-        self._relayed = ""
 
     @property
     def opened(self) -> bool:
@@ -288,9 +289,11 @@ class Call:
 
     def _relay(self, deltas: list[Delta]) -> None:
         if deltas:
-            self._relayed += "".join(delta.text for delta in deltas if delta.kind == "text")
             self.deltas += deltas
             self._notify()
+
+    def _relayed(self, kind: str) -> str:
+        return "".join(delta.text for delta in self.deltas if delta.kind == kind)
 
     # After the engine
 
@@ -309,6 +312,7 @@ class Call:
             finish_reason=reason,
             matched=last.matched if isinstance(last.matched, str) else None,
             completion_tokens=last.usage.get("completion_tokens", count),
+            reasoning_tokens=self._thinking(message, last),
         )
         session.completed(self, self.answer)
         self._notify()
@@ -319,11 +323,13 @@ class Call:
             message = dict(last.message)
         elif rendering is not None:
             message = rendering.parse(self._transcript.ids, self._ask.offered)
-            message["content"] = _before_stop(message["content"], self._sampling.get("stop") or [])
+            for name in message.keys() & {"content", "reasoning_content"}:
+                message[name] = _before_stop(message[name], self._sampling.get("stop") or [])
         else:
             raise EngineFault("the engine's answer has no message", name="engine_error")
-        if not message["content"].startswith(self._relayed):
-            message["content"] = self._relayed
+        for kind, name in _TEXTS.items():
+            if not message.get(name, "").startswith(told := self._relayed(kind)):
+                message[name] = told
         if calls := message.get("tool_calls"):
             named = [
                 {**call, "id": call.get("id") or f"call_{self.opening.id}{at:02d}"} for at, call in enumerate(calls)
@@ -331,12 +337,17 @@ class Call:
             message["tool_calls"] = named
         return message
 
+    def _thinking(self, message: Message, last: Piece) -> int:
+        """How many of the tokens are reasoning."""
+        rendering = self._session.rendering
+        if rendering is None or last.message is not None or not message.get("reasoning_content"):
+            return last.usage.get("reasoning_tokens", 0)
+        return rendering.thinking(self._transcript.ids)
+
     def _remainder(self, message: Message) -> list[Delta]:
         """What of the message was held back."""
-        reasoning, content = message.get("reasoning_content"), message["content"][len(self._relayed) :]
-        told = any(delta.kind == "reasoning" for delta in self.deltas)
-        deltas = [Delta(kind="reasoning", text=reasoning)] if reasoning and not told else []
-        deltas += [Delta(kind="text", text=content)] if content else []
+        rests = {kind: message.get(name, "")[len(self._relayed(kind)) :] for kind, name in _TEXTS.items()}
+        deltas = [Delta(kind=kind, text=rest) for kind, rest in rests.items() if rest]
         return deltas + [Delta(kind="tool_call", call=call) for call in message.get("tool_calls", [])]
 
     def _text(self) -> str:

@@ -92,6 +92,8 @@ class Answer(msgspec.Struct, kw_only=True):
     finish_reason: str
     matched: str | None = None
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    """of the completion's"""
 
 
 class StreamEncoder(Protocol):

@@ -56,7 +56,9 @@ def reply_with_results(request: Request, record: msgspec.Struct, core: Core, tas
 def with_results(record: msgspec.Struct, files: Files, task: Task, *, packed: bool) -> Iterator[bytes]:
     """The record's document with the results there are now, in pieces that hold one large result or many small ones."""
     over = [session for session in task.sessions if session.status.terminal]
-    return _gathered(in_pieces(record, "results", map(files.result, over), len(over), packed=packed))
+    return _gathered(
+        in_pieces(record, "results", (files.result(session, task) for session in over), len(over), packed=packed)
+    )
 
 
 def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:

@@ -263,7 +263,7 @@ class Core:
             attempt=attempt.number,
             key=self._key(attempt),
             lease_seconds=self.machine.leases.seconds,
-            registered_at=time.time() - (self.machine.queue_clock(self.now()) - session.queued_at),
+            queued_seconds=self.machine.queue_clock(self.now()) - session.queued_at,
             task=self.machine.tasks[session.task_id].document,
         )
 

@@ -67,15 +67,15 @@ class Files:
         won = [session for session in task.sessions if session.winner is not None]
         return [str(self.result_path(task.task_id, row.session_id, row.winner or 0)) for row in won]
 
-    def result(self, session: Session) -> SessionResult:
+    def result(self, session: Session, task: Task) -> SessionResult:
         """Of a session that has ended."""
         if session.winner is None:
-            return _ended_by_server(session)
+            return _ended_by_server(session, task)
         path = self.result_path(session.task_id, session.session_id, session.winner)
         try:
             return from_msgpack(path.read_bytes(), SessionResult)
         except (FileNotFoundError, msgspec.MsgspecError) as error:
-            lost = _ended_by_server(session)
+            lost = _ended_by_server(session, task)
             lost.error = f"the result's file cannot be read: {error}"
             return lost
 
@@ -149,8 +149,13 @@ def _sync(path: Path) -> None:
         os.close(fd)
 
 
-def _ended_by_server(session: Session) -> SessionResult:
-    facts = {"session_index": session.index, "termination": session.termination, "fault": session.fault}
+def _ended_by_server(session: Session, task: Task) -> SessionResult:
+    facts = {
+        "session_index": session.index,
+        "group_size": task.num_samples,
+        "termination": session.termination,
+        "fault": session.fault,
+    }
     return SessionResult(
         session_id=session.session_id,
         task_id=session.task_id,

@@ -63,8 +63,9 @@ def add_list_routes(router: APIRouter, core: Core) -> None:
         session = await _session(core, task_id, session_id)
         if not session.status.terminal:
             raise HTTPException(409, f"the session is not over: {session.status}")
+        task = core.machine.tasks[task_id]
         with core.using(task_id):
-            return await run_in_threadpool(lambda: reply(request, core.files.result(session)))
+            return await run_in_threadpool(lambda: reply(request, core.files.result(session, task)))
 
     @router.get("/tasks/{task_id}/sessions/{session_id}/log", **_bytes(ZSTD, 404, 422))
     async def session_log(

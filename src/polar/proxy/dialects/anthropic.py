@@ -85,8 +85,7 @@ class Anthropic:
         if message["content"]:
             content.append({"type": "text", "text": message["content"]})
         content += [_tool_use(call) | {"input": argument_object(call)} for call in message.get("tool_calls", [])]
-        usage = _usage(answer.opening, answer.completion_tokens)
-        return _head(answer.opening) | {"content": content, "usage": usage} | _stop(answer)
+        return _head(answer.opening) | {"content": content, "usage": _usage(answer.opening, answer)} | _stop(answer)
 
     def encoder(self, opening: Opening) -> _Encoder:
         return _Encoder(opening)
@@ -118,7 +117,7 @@ class _Encoder:
 
     def start(self) -> bytes:
         message = _head(self._opening) | {"content": [], "stop_reason": None, "stop_sequence": None}
-        return _event("message_start", {"message": message | {"usage": _usage(self._opening, 0)}})
+        return _event("message_start", {"message": message | {"usage": _usage(self._opening)}})
 
     def delta(self, delta: Delta) -> bytes:
         if delta.kind == "text":
@@ -134,8 +133,7 @@ class _Encoder:
         return self._begin(_tool_use(call)) + self._delta({"type": "input_json_delta", "partial_json": arguments})
 
     def end(self, answer: Answer) -> bytes:
-        usage = _usage(answer.opening, answer.completion_tokens)
-        last = {"delta": _stop(answer), "usage": usage}
+        last = {"delta": _stop(answer), "usage": _usage(answer.opening, answer)}
         return self._finish() + _event("message_delta", last) + _event("message_stop", {})
 
     def keep_alive(self) -> bytes:
@@ -172,9 +170,10 @@ def _head(opening: Opening) -> dict[str, Any]:
     return {"id": f"msg_{opening.id}", "type": "message", "role": "assistant", "model": opening.model}
 
 
-def _usage(opening: Opening, output: int) -> dict[str, int]:
+def _usage(opening: Opening, answer: Answer | None = None) -> dict[str, Any]:
     cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
-    return {"input_tokens": opening.prompt_tokens, "output_tokens": output} | cached
+    given = {"input_tokens": opening.prompt_tokens, "output_tokens": answer.completion_tokens if answer else 0} | cached
+    return given | ({"output_tokens_details": {"thinking_tokens": answer.reasoning_tokens}} if answer else {})
 
 
 def _stop(answer: Answer) -> dict[str, Any]:

@@ -154,10 +154,15 @@ def _response(opening: Opening, parts: list[dict[str, Any]], answer: Answer | No
     response: dict[str, Any] = {"candidates": [candidate], "modelVersion": opening.model, "responseId": opening.id}
     if answer is not None:
         candidate["finishReason"] = "MAX_TOKENS" if answer.finish_reason == "length" else "STOP"
-        prompt, sampled = opening.prompt_tokens, answer.completion_tokens
-        counts = {"promptTokenCount": prompt, "candidatesTokenCount": sampled, "totalTokenCount": prompt + sampled}
-        response["usageMetadata"] = counts
+        response["usageMetadata"] = _usage(answer)
     return response
+
+
+def _usage(answer: Answer) -> dict[str, int]:
+    """What was thought does not count as the candidate's."""
+    prompt, sampled, thought = answer.opening.prompt_tokens, answer.completion_tokens, answer.reasoning_tokens
+    counts = {"promptTokenCount": prompt, "candidatesTokenCount": sampled - thought}
+    return counts | ({"thoughtsTokenCount": thought} if thought else {}) | {"totalTokenCount": prompt + sampled}
 
 
 def _thought(text: str) -> dict[str, Any]:

@@ -150,9 +150,10 @@ def _frame(opening: Opening, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{opening.id}", "object": kind, "created": opening.created, "model": opening.model}
 
 
-def _usage(answer: Answer) -> dict[str, int]:
+def _usage(answer: Answer) -> dict[str, Any]:
     prompt, completion = answer.opening.prompt_tokens, answer.completion_tokens
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return counts | {"completion_tokens_details": {"reasoning_tokens": answer.reasoning_tokens}}
 
 
 def _message(message: dict[str, Any], where: str) -> Message:

@@ -271,7 +271,7 @@ def _finished(answer: Answer, items: list[Item]) -> dict[str, Any]:
         "input_tokens": read,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": written,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
         "total_tokens": read + written,
     }
     details = {"reason": "max_output_tokens"} if status == "incomplete" else None

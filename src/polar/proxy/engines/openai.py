@@ -14,6 +14,7 @@ from polar.proxy.engines.probing import probed
 from polar.records import IDS, LOGPROBS
 
 ROUTE = "/v1/chat/completions"
+_COUNTED = ("prompt_tokens", "completion_tokens", "reasoning_tokens")
 _DEFAULTS = {"top_k": -1}
 """said to engines that need it said; others do not know these fields"""
 
@@ -125,7 +126,8 @@ class _Reply:
         version = (document.get("metadata") or {}).get("weight_version")
         self._version = str(version) if version is not None else self._version
         usage = document.get("usage") or {}
-        self._usage |= {name: usage[name] for name in ("prompt_tokens", "completion_tokens") if usage.get(name)}
+        usage = usage | (usage.get("completion_tokens_details") or {})
+        self._usage |= {name: usage[name] for name in _COUNTED if usage.get(name)}
         choice = (document.get("choices") or [{}])[0]
         said = choice.get(part) or {}
         self._read(said, choice)

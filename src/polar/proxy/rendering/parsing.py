@@ -98,6 +98,11 @@ class Format(Protocol):
         ...
 
     @property
+    def end_of_thinking(self) -> str:
+        """ "": reasoning has no end of its own."""
+        ...
+
+    @property
     def call_form(self) -> CallForm | None:
         """None: calls are not JSON between two texts."""
         ...
@@ -121,6 +126,7 @@ class Markup:
     ends: tuple[str, ...] = ()
     opens: tuple[str, ...] = ()
     """what may begin a call"""
+    end_of_thinking: str = END_THINK
     call_form: CallForm | None = None
     opens_alone: tuple[str, ...] = ()
     """what may begin one at the start of the answer, and nowhere else"""
@@ -174,12 +180,13 @@ class _MarkupScanner:
         self, opens: Sequence[str], alone: Sequence[str], *, reasoning_open: bool, stops: Sequence[str]
     ) -> None:
         self._markers = Markers([*stops, *opens])
+        self._thinking = Markers([END_THINK, *stops])
+        self._thoughts = Stripped()
         self._alone = tuple(alone)
         self._trims = bool(opens)
         self._reasoning_open = reasoning_open
         self._state = "start"
         self._held = ""
-        self._read = 0
 
     def feed(self, text: str) -> list[Delta]:
         self._held += text
@@ -205,13 +212,13 @@ class _MarkupScanner:
             self._state = "reasoning" if self._reasoning_open else "opening"
 
     def _reason(self) -> list[Delta]:
-        end = self._held.find(END_THINK, max(0, self._read - len(END_THINK)))
-        self._read = len(self._held)
-        if end < 0:
-            return []
-        reasoning = self._held[:end].strip()
-        self._state, self._held = "trim", self._held[end + len(END_THINK) :]
-        return [Delta(kind="reasoning", text=reasoning)] if reasoning else []
+        safe, found = self._thinking.before(self._held)
+        said, self._held = self._thoughts.feed(safe), self._held[len(safe) :]
+        if self._held.startswith(END_THINK):
+            self._state, self._held = "trim", self._held[len(END_THINK) :]
+        elif found:
+            self._state = "held"
+        return [Delta(kind="reasoning", text=said)] if said else []
 
     def _open(self) -> None:
         seen = self._held.lstrip()
@@ -226,6 +233,20 @@ class _MarkupScanner:
             safe = safe.rstrip()
         self._held = self._held[len(safe) :]
         return [Delta(kind="text", text=safe)] if safe else []
+
+
+class Stripped:
+    """Text in pieces of any size in; out come the same pieces of what strip() leaves of it all."""
+
+    def __init__(self) -> None:
+        self._begun = False
+        self._spaces = ""
+
+    def feed(self, text: str) -> str:
+        text = self._spaces + text if self._begun else text.lstrip()
+        said = text.rstrip()
+        self._begun, self._spaces = self._begun or bool(said), text[len(said) :]
+        return said
 
 
 class Markers:

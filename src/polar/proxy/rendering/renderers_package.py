@@ -24,7 +24,7 @@ from polar.proxy.rendering.chat_template import QUESTION, Message, Tools
 from polar.proxy.rendering.folder import TokenizerFolder
 from polar.proxy.rendering.grammars import grammar
 from polar.proxy.rendering.parsing import arguments_of, call_of
-from polar.proxy.rendering.tokens import Tokens
+from polar.proxy.rendering.tokens import Tokens, thinking_ids
 from polar.records import IDS
 
 log = structlog.get_logger("polar.proxy")
@@ -80,6 +80,9 @@ class RenderersRendering:
 
     def reader(self, tools: Tools, stops: Sequence[str]) -> _NothingYet:
         return _NothingYet()
+
+    def thinking(self, ids: np.ndarray) -> int:
+        return thinking_ids(lambda start: self.parse(start, None), ids)
 
     def grammar(self, schema: dict[str, Any] | None, tools: Tools) -> dict[str, Any] | None:
         """The package does not say how it writes calls."""

@@ -18,7 +18,7 @@ from polar.proxy.rendering.chat_template import QUESTION, ChatTemplate, Message,
 from polar.proxy.rendering.folder import TokenizerFolder
 from polar.proxy.rendering.formats import format_of
 from polar.proxy.rendering.grammars import grammar
-from polar.proxy.rendering.tokens import Reader, Tokens, without_end
+from polar.proxy.rendering.tokens import Reader, Tokens, thinking_ids, without_end
 
 
 class TemplateRendering:
@@ -31,6 +31,7 @@ class TemplateRendering:
         self._template = ChatTemplate(folder.template, folder.special_tokens)
         self._format = format_of(folder.template, self._tokens.added)
         self._reasoning_open = self._format.opens_reasoning(self._template.text([QUESTION], None, prompt=True))
+        self._end_of_thinking = self._tokens.number(self._format.end_of_thinking)
         self.stop_ids = self._stop_ids(folder)
         markup = {self._tokens.number(text) for text in self._format.markers}
         self._ends = self._tokens.special - markup
@@ -65,6 +66,13 @@ class TemplateRendering:
     def reader(self, tools: Tools, stops: Sequence[str]) -> AnswerReader:
         scanner = self._format.scanner(tools, reasoning_open=self._reasoning_open, stops=stops)
         return Reader(self._tokens, self._ends, scanner)
+
+    def thinking(self, ids: np.ndarray) -> int:
+        """By the token that ends it, where there is one."""
+        if self._end_of_thinking is None:
+            return thinking_ids(lambda start: self.parse(start, None), ids)
+        ends = np.flatnonzero(ids == self._end_of_thinking)
+        return int(ends[0]) + 1 if len(ends) else len(ids)
 
     def grammar(self, schema: dict[str, Any] | None, tools: Tools) -> dict[str, Any] | None:
         return grammar(schema, tools, self._format.call_form, reasoning_open=self._reasoning_open)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from bisect import bisect_left
+from collections.abc import Callable, Collection
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -55,6 +57,14 @@ class Reader:
                 text += "".join(self._stream.step(self._tokenizer, held) or "" for held in self._held)
                 self._held = []
         return self._scanner.feed(text) if text else []
+
+
+def thinking_ids(parse: Callable[[np.ndarray], dict[str, Any]], ids: np.ndarray) -> int:
+    """How many ids it takes until all of the reasoning is there: a few looks at starts of the answer."""
+    reasoning = parse(ids).get("reasoning_content")
+    return bisect_left(
+        range(len(ids)), True, key=lambda count: parse(ids[:count]).get("reasoning_content") == reasoning
+    )
 
 
 def without_end(ids: np.ndarray, ends: Collection[int]) -> np.ndarray:

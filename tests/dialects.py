@@ -69,3 +69,13 @@ def end_of(dialect: str, answer: dict[str, Any]) -> str:
     if dialect == "gemini":
         return answer["candidates"][0]["finishReason"]
     return answer["stop_reason"] if dialect == "anthropic" else answer["status"]
+
+
+def thought_of(dialect: str, answer: dict[str, Any]) -> int:
+    """How many tokens the usage of a whole answer, or of the event that has it, counts as reasoning."""
+    if dialect == "gemini":
+        return answer["usageMetadata"].get("thoughtsTokenCount", 0)
+    if dialect == "anthropic":
+        return answer["usage"]["output_tokens_details"]["thinking_tokens"]
+    details = "completion_tokens_details" if dialect == "openai_chat" else "output_tokens_details"
+    return answer.get("response", answer)["usage"][details]["reasoning_tokens"]

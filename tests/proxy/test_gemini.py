@@ -86,7 +86,9 @@ def test_a_stream_says_what_a_whole_answer_says(
     assert ("hm" in str(parts_of(whole))) == (shown and THINK in text)
     assert chunks[-1].candidates[0].finish_reason == whole.candidates[0].finish_reason == "STOP"
     assert chunks[-1].usage_metadata == whole.usage_metadata
-    assert whole.usage_metadata.candidates_token_count == len(session.log.calls[0].ids)
+    usage = whole.usage_metadata
+    assert usage.candidates_token_count + (usage.thoughts_token_count or 0) == len(session.log.calls[0].ids)
+    assert bool(usage.thoughts_token_count) == (THINK in text)
     assert all(call.delivered for call in session.end()[1].calls)
 
 

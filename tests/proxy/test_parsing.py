@@ -70,8 +70,8 @@ def in_pieces(form: Format, text: str, sizes: list[int], tools: Any, **settings:
     return deltas + scanner.feed(text)
 
 
-def relayed(deltas: list[Delta]) -> str:
-    return "".join(delta.text for delta in deltas if delta.kind == "text")
+def relayed(deltas: list[Delta], kind: str = "text") -> str:
+    return "".join(delta.text for delta in deltas if delta.kind == kind)
 
 
 @formats
@@ -82,8 +82,11 @@ def test_what_is_relayed_is_a_prefix_of_the_message(form: Format, data: st.DataO
     message = form.parse(text, tools, reasoning_open=reasoning_open)
     deltas = in_pieces(form, text, sizes, tools, reasoning_open=reasoning_open)
     assert message["content"].startswith(relayed(deltas))
-    thoughts = [delta.text for delta in deltas if delta.kind == "reasoning"]
-    assert thoughts in ([], [message.get("reasoning_content")])
+    thoughts = relayed(deltas, "reasoning")
+    assert message.get("reasoning_content", "").startswith(thoughts)
+    assert not relayed(deltas) or thoughts == message.get("reasoning_content", "")
+    kinds = [delta.kind for delta in deltas]
+    assert kinds == sorted(kinds), "reasoning comes first"
     for call in message.get("tool_calls", []):
         assert isinstance(json.loads(call["function"]["arguments"]), dict)
 
@@ -94,6 +97,7 @@ def test_nothing_behind_a_stop_string_is_relayed(form: Format, data: st.DataObje
     text, sizes = data.draw(texts(form)), data.draw(st.lists(st.integers(1, 7), max_size=40))
     said = relayed(in_pieces(form, text, sizes, None, stops=["STOP"]))
     assert "STOP" not in said
+    assert "STOP" not in relayed(in_pieces(form, text, sizes, None, stops=["STOP"]), "reasoning")
     content = form.parse(text, None, reasoning_open=False)["content"]
     assert content.partition("STOP")[0].startswith(said)
 
@@ -242,12 +246,31 @@ def test_reasoning_that_the_prompt_opened_or_the_length_cut() -> None:
     assert Harmony().parse("<|channel|>analysis<|message|>hm", TOOLS, reasoning_open=False)["reasoning_content"] == "hm"
 
 
-def test_channels_are_relayed_once_the_final_one_begins() -> None:
-    text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>so <b> it is"
+def test_channels_are_relayed_as_they_come() -> None:
+    """What was said on the way waits for the final one, since a call may follow it."""
+    bodies = [
+        "analysis<|message|>hm, ",
+        "one<|end|>",
+        "commentary<|message|>wait<|end|>",
+        "analysis<|message|>two<|end|>",
+    ]
+    text = "".join(body if body == "one<|end|>" else f"<|start|>assistant<|channel|>{body}" for body in bodies)
+    text = text.removeprefix("<|start|>assistant") + "<|start|>assistant<|channel|>final<|message|>so <b> it is"
     deltas = in_pieces(Harmony(), text, [4] * 99, TOOLS)
-    assert deltas[0] == Delta(kind="reasoning", text="hm")
-    assert len(deltas) > 2
-    assert relayed(deltas) == "so <b> it is"
+    thoughts = [delta.text for delta in deltas if delta.kind == "reasoning"]
+    assert ("".join(thoughts), len(thoughts) > 2) == ("hm, one\ntwo", True)
+    assert relayed(deltas) == "wait\nso <b> it is"
+
+
+@pytest.mark.parametrize("opened", [True, False])
+@pytest.mark.parametrize("form", [Hermes(), Coder(), DeepSeek(), Llama()], ids=lambda form: type(form).__name__)
+def test_thoughts_are_relayed_as_they_come(form: Format, opened: bool) -> None:
+    text = ("" if opened else "<think>") + "\nso it  is </ that\n\n</think>\n\nyes"
+    deltas = in_pieces(form, text, [1] * 99, TOOLS, reasoning_open=opened)
+    thoughts = [delta.text for delta in deltas if delta.kind == "reasoning"]
+    assert "".join(thoughts) == "so it  is </ that"
+    assert len(thoughts) > 8
+    assert relayed(deltas) == "yes"
 
 
 @pytest.mark.parametrize(

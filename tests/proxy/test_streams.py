@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dialects import PATHS, SETTINGS, STOP, TOOLS, body, post
+from dialects import PATHS, SETTINGS, STOP, TOOLS, body, post, thought_of
 from peers.engine import ScriptedEngine, scripted_engine
 from polar.protocols import Rendering
 from running_proxy import OpenSession, RunningProxy, running_proxy, until
@@ -83,6 +83,28 @@ def test_text_is_relayed_at_once_and_a_tool_call_when_it_is_whole(
     assert (said.text, said.order) == ("look", ["text", "call"])
     assert [name for name, _ in said.calls] == ["bash"]
     assert session.log.calls[0].delivered
+
+
+@in_every_dialect
+def test_thoughts_are_relayed_while_they_come_and_are_counted(
+    engine: ScriptedEngine, proxy: RunningProxy, rendering: Rendering, dialect: str
+) -> None:
+    step = {"text": "<think>\nhm, so it is</think>\n\nyes"}
+    engine.script(step | {"hold": True, "after": 8}, step)
+    session = proxy.open()
+    document = asked(dialect, stream_options={"include_usage": True})
+    with streaming(session, dialect, document) as stream:
+        told = stream.until(lambda said: len(said.reasoning) >= 4)
+        assert ("hm, so it is".startswith(told.reasoning), len(told.reasoning) < 12, told.text) == (True, True, "")
+        engine.release()
+        said = stream.rest()
+    assert (said.reasoning, said.text, said.order) == ("hm, so it is", "yes", ["reasoning", "text"])
+    counted = thought_of(dialect, post(session, dialect, document).json())
+    thoughts = rendering.decode(session.log.calls[1].ids[:counted])
+    assert (thoughts.count("</think>"), thoughts[-8:]) == (1, "</think>")
+    events = [line[6:] for line in stream.data.split(b"\n") if line.startswith(b"data: {")]
+    last = [json.loads(event) for event in events if b"_tokens_details" in event or b"thoughtsTokenCount" in event][-1]
+    assert thought_of(dialect, last) == counted
 
 
 @in_every_dialect

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from polar.endings import SlimeStatus
-from polar.records import Drop
+from polar.records import CallCounts, Drop, Exclusion, SessionTiming
 from slime_bridge.acceptance import Dropped, Group
 from slime_bridge.adapter import ConvertedSession
+from slime_bridge.fitting import Unused
 from slime_bridge.ledger import Ledger
 from slime_bridge.staleness import Age
 
-STAGES = ("register_to_init_queue", "init", "run", "postrun")
+Numbers = dict[str, float]
+STAGES = tuple(name.removesuffix("_ms") for name in SessionTiming.__struct_fields__)
+DROPPED_TRACES = (Unused.EMPTY.value, Unused.OVERLONG.value)
+SAMPLED = dict.fromkeys(("sampled", "trainable", "attempt_discarded"), 0)
+EXCLUDED = dict.fromkeys((reason.value for reason in Exclusion), 0)
+CALLS = dict.fromkeys(CallCounts.__struct_fields__, 0)
+"""Every name is always there, so that a curve begins at 0."""
 
 
 @dataclass
@@ -38,7 +47,7 @@ def train_metrics(
     since: SinceLastCall,
     scheduler: Mapping[str, int],
     ledger: Ledger,
-) -> dict[str, float]:
+) -> Numbers:
     """`groups` go to the trainer now, at these `ages`."""
     sessions = [session for group in groups for session in group.sessions]
     numbers = _drop_metrics(since, sessions) | _session_metrics(sessions) | _token_metrics(sessions)
@@ -49,74 +58,87 @@ def train_metrics(
         "polar/staleness/max": max((age.rollouts for age in ages), default=0),
         "polar/staleness/unknown_versions": sum(age.unknown for age in ages),
         "polar/versions_spanned": mean(len(group.versions) for group in groups),
+        "polar/versions_spanned_max": max((len(group.versions) for group in groups), default=0),
     }
     return numbers | _ledger_metrics(ledger)
 
 
-def _drop_metrics(since: SinceLastCall, sessions: Sequence[ConvertedSession]) -> dict[str, float]:
+def _drop_metrics(since: SinceLastCall, sessions: Sequence[ConvertedSession]) -> Numbers:
     lost = sum(session.trained == 0 for session in sessions)
-    numbers: dict[str, float] = {f"polar/dropped_{drop.value}_groups": since.drops[drop] for drop in Drop}
+    traces = sum((session.dropped_traces for session in sessions), Counter())
+    numbers: Numbers = {f"polar/dropped_{drop.value}_groups": since.drops[drop] for drop in Drop}
     numbers |= {f"polar/wasted_tokens/{drop.value}": since.wasted_tokens[drop] for drop in Drop}
+    numbers |= {f"polar/dropped_traces/{reason}": traces[reason] for reason in DROPPED_TRACES}
     return numbers | {
+        "polar/clipped_traces": sum(session.clipped_traces for session in sessions),
         "polar/dropped_groups": since.drops.total(),
         "polar/replaced_stragglers": since.stragglers,
         "polar/dropped_sessions": since.dropped_sessions + lost,
     }
 
 
-def _session_metrics(sessions: Sequence[ConvertedSession]) -> dict[str, float]:
-    """A session that is not trained counts as reward 0 in reward_mean, and not at all in reward_mean_completed."""
+def _session_metrics(sessions: Sequence[ConvertedSession]) -> Numbers:
+    """A session that is not trained counts as reward 0 in reward_mean; reward_mean_completed is over those that are."""
     rewards = [session.reward for session in sessions]
+    traces = [len(session.samples) for session in sessions if session.trained]
     timings = [session.result.timing for session in sessions if session.result is not None]
-    numbers = {
-        f"polar/session_ms/{stage}_mean": mean(getattr(timing, f"{stage}_ms") or 0.0 for timing in timings)
-        for stage in STAGES
-    }
-    return numbers | {
+    return {f"polar/session_ms/{stage}_mean": mean(_spent(timings, stage)) for stage in STAGES} | {
         "polar/reward_mean": mean(rewards),
         "polar/reward_std": statistics.stdev(rewards) if len(rewards) > 1 else 0.0,
         "polar/reward_mean_completed": mean(session.reward for session in sessions if session.completed),
         "polar/rollout_success_rate": mean(session.completed for session in sessions),
         "polar/truncated_rate": mean(session.status is SlimeStatus.TRUNCATED for session in sessions),
-        "polar/samples_per_trajectory": mean(len(session.samples) for session in sessions if session.trained),
+        "polar/samples_per_trajectory": mean(traces),
+        "polar/samples_per_trajectory_max": max(traces, default=0),
     }
 
 
-def _token_metrics(sessions: Sequence[ConvertedSession]) -> dict[str, float]:
+def _spent(timings: Iterable[SessionTiming], stage: str) -> list[float]:
+    """Of the sessions that came so far."""
+    spent = (getattr(timing, f"{stage}_ms") for timing in timings)
+    return [each for each in spent if each is not None and math.isfinite(each)]
+
+
+def _token_metrics(sessions: Sequence[ConvertedSession]) -> Numbers:
     """The sessions' own ledgers added up: sampled = trainable + Σ excluded. Then what was trained of it."""
-    totals: Counter[str] = Counter()
+    tokens, excluded, calls = Counter(SAMPLED), Counter(EXCLUDED), Counter(CALLS)
     for session in sessions:
         trajectory = session.result.trajectory if session.result is not None else None
         told = trajectory.metadata if trajectory is not None else {}
-        tokens = told.get("tokens") or {}
-        totals.update({name: tokens.get(name, 0) for name in ("sampled", "trainable", "attempt_discarded")})
-        totals.update({f"excluded/{reason}": count for reason, count in (tokens.get("excluded") or {}).items()})
-        totals.update({f"calls/{name}": count for name, count in (told.get("calls") or {}).items()})
-    excluded = sum(count for name, count in totals.items() if name.startswith("excluded/"))
+        tokens.update(_counts(told.get("tokens")))
+        excluded.update(_counts((told.get("tokens") or {}).get("excluded")))
+        calls.update(_counts(told.get("calls")))
     trained = sum(session.trained for session in sessions)
-    numbers: dict[str, float] = {
-        f"polar/{name}" if name.startswith("calls/") else f"polar/tokens/{name}": count
-        for name, count in totals.items()
-    }
+    numbers: Numbers = {f"polar/tokens/{name}": count for name, count in tokens.items()}
+    numbers |= {f"polar/tokens/excluded/{reason}": count for reason, count in excluded.items()}
+    numbers |= {f"polar/calls/{name}": count for name, count in calls.items()}
     return numbers | {
-        "polar/tokens/excluded": excluded,
+        "polar/tokens/excluded": excluded.total(),
         "polar/tokens/trained": trained,
-        "polar/tokens/trained_per_sampled": _share(trained, totals["sampled"]),
-        "polar/calls/prefilled_again_share": _share(totals["calls/prefilled_again"], totals["calls/prompt_tokens"]),
+        "polar/tokens/trained_per_sampled": _share(trained, tokens["sampled"]),
+        "polar/calls/prefilled_again_share": _share(calls["prefilled_again"], calls["prompt_tokens"]),
     }
+
+
+def _counts(told: Any) -> dict[str, int]:
+    """The whole numbers of a part of a result's metadata."""
+    return {name: count for name, count in (told or {}).items() if type(count) is int}
 
 
 def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _ledger_metrics(ledger: Ledger) -> dict[str, float]:
+def _ledger_metrics(ledger: Ledger) -> Numbers:
     """Since the worker began."""
-    numbers: dict[str, float] = {"polar/ledger/balanced": ledger.balanced}
-    for name, account in (("tokens", ledger.tokens), ("groups", ledger.groups)):
+    numbers: Numbers = {"polar/ledger/balanced": int(ledger.balanced)}
+    for name, account, reasons in (
+        ("tokens", ledger.tokens, [*Drop, *Unused]),
+        ("groups", ledger.groups, [*Drop]),
+    ):
         numbers |= {f"polar/ledger/{name}/{part}": getattr(account, part) for part in ("arrived", "trained", "waiting")}
-        numbers |= {f"polar/ledger/{name}/dropped/{reason}": count for reason, count in account.dropped.items()}
-    return {name: int(value) for name, value in numbers.items()}
+        numbers |= {f"polar/ledger/{name}/dropped/{reason.value}": account.dropped[reason.value] for reason in reasons}
+    return numbers
 
 
 def mean(values: Iterable[float]) -> float:

@@ -200,6 +200,10 @@ def _detail(answer: httpx.Response) -> str:
         if isinstance(detail, list):
             return "; ".join(_mistakes(detail))
     except (ValueError, KeyError, TypeError):
+        detail = None
+    if answer.status_code == 404 and detail in (None, "Not Found"):
+        return f"{answer.url}: there is nothing at this address (404); is it a rollout server's?"
+    if detail is None:
         return f"{answer.status_code} from {answer.url}: {' '.join(answer.text[:_SHOWN].split())}"
     return str(detail)
 

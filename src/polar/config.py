@@ -138,7 +138,15 @@ def load_topology(path: str | Path | None = None) -> Topology:
 
 def describe(error: ValidationError) -> str:
     """One line: `path.to.field: what is wrong` for each mistake."""
-    return "; ".join(f"{'.'.join(map(str, item['loc'])) or 'document'}: {item['msg']}" for item in error.errors())
+    return "; ".join(
+        f"{'.'.join(map(str, item['loc'])) or 'document'}: {_plain(item['type'], item['msg'])}"
+        for item in error.errors()
+    )
+
+
+def _plain(kind: str, message: str) -> str:
+    words = {"missing": "is missing", "extra_forbidden": "there is no such key"}
+    return words.get(kind, message.removeprefix("Value error, "))
 
 
 def control_token(data_folder: Path) -> str:

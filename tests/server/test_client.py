@@ -200,6 +200,7 @@ def test_another_implementation_is_understood() -> None:
         with pytest.raises(ClientError) as unknown:
             client.pause()
         assert unknown.value.status == 404
+        assert unknown.value.message.endswith("nothing at this address (404); is it a rollout server's?")
 
 
 WORDS = {

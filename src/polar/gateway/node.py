@@ -15,7 +15,7 @@ import msgspec
 import structlog
 from pydantic import ValidationError
 
-from polar.config import NodeSettings
+from polar.config import NodeSettings, describe
 from polar.errors import ConfigError, ServerFault, from_os_error
 from polar.gateway.control import control_routes
 from polar.gateway.engine_watch import EngineWatch
@@ -240,7 +240,7 @@ class Gateway:
 
     async def _give_back(self, lease: Lease, error: ValidationError) -> None:
         """The server is of another version than this gateway; another gateway may understand the task."""
-        why = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        why = describe(error)
         outcome = Outcome(fault=ServerFault(f"{self.node.id} does not understand the task: {why}", name="task_unknown"))
         log.error("a lease was given back", session=lease.session_id, why=why)
         try:

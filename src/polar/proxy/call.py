@@ -19,7 +19,7 @@ import structlog
 from polar.errors import EngineFault, PolarError, ServerFault, TaskFault
 from polar.protocols import AnswerReader, Delta, EngineCall, Piece
 from polar.proxy.canonical import Answer, Ask, Message, Opening, Refusal
-from polar.proxy.conversation import Place, Plan
+from polar.proxy.conversation import Conversation, Place, Plan
 from polar.proxy.forms import grammar_of
 from polar.proxy.sampling import effective, reshapes
 from polar.proxy.transcript import Transcript
@@ -45,6 +45,15 @@ _TEXTS: dict[Literal["reasoning", "text"], str] = {"reasoning": "reasoning_conte
 async def aside(heavy: bool, function: Callable[..., T], *arguments: Any) -> T:
     """Calls it: in a thread if it is heavy, so that the loop goes on."""
     return await asyncio.to_thread(function, *arguments) if heavy else function(*arguments)
+
+
+async def planned(conversation: Conversation, place: Place, ask: Ask) -> Plan:
+    """The prompt that a call has, or would have. Raises TaskFault `template`."""
+    new = ask.messages[place.expected_count :]
+    plan: Plan | None = await aside(_long(new), conversation.continued, place, ask.messages, ask.tools)
+    if plan is None:
+        plan = await aside(_long(ask.messages), conversation.rendered, place, ask.messages, ask.tools)
+    return plan
 
 
 class Call:
@@ -149,21 +158,13 @@ class Call:
         if not self._session.engine.takes_ids:
             return place, None
         try:
-            self._plan = plan = await self._planned(place)
+            self._plan = plan = await planned(conversation, place, ask)
         except TaskFault as fault:
             raise Refusal("bad_request", fault.message) from fault
         length, context = len(plan.ids), self._session.context_length
         if context is not None and length >= context:
             raise Refusal("context", f"prompt is too long: {length} tokens > {context} maximum context length")
         return place, plan
-
-    async def _planned(self, place: Place) -> Plan:
-        conversation, ask = self._session.conversation, self._ask
-        new = ask.messages[place.expected_count :]
-        plan: Plan | None = await aside(_long(new), conversation.continued, place, ask.messages, ask.tools)
-        if plan is None:
-            plan = await aside(_long(ask.messages), conversation.rendered, place, ask.messages, ask.tools)
-        return plan
 
     def _open(self, place: Place, plan: Plan | None) -> None:
         session, ask = self._session, self._ask

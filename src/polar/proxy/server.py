@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 
 from polar.errors import PolarError
-from polar.proxy.call import HEAVY_BYTES, Call, aside
+from polar.proxy.call import HEAVY_BYTES, Call, aside, planned
 from polar.proxy.canonical import Ask, Dialect, Refusal
 from polar.proxy.dialects import Route, route_of
 from polar.proxy.forms import NO_IMAGES
@@ -156,8 +156,10 @@ async def _count(session: Session, ask: Ask) -> int:
         raise Refusal("unsupported", "this engine renders its prompts itself: tokens cannot be counted before")
     if ask.images:
         raise Refusal("unsupported", NO_IMAGES)
+    conversation = session.conversation
     try:
-        return len(await asyncio.to_thread(session.rendering.render, ask.messages, ask.tools))
+        place = await asyncio.to_thread(conversation.place, ask.messages, ask.tools)
+        return len((await planned(conversation, place, ask)).ids)
     except PolarError as fault:
         raise Refusal("bad_request", fault.message) from fault
 

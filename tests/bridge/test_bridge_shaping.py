@@ -6,13 +6,14 @@ import math
 import statistics
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_bridge.reward_post_process import post_process_rewards
 from slime_bridge.shaping import ScoredTrace, shape
-from slime_bridge.slime_types import Sample, grouping_field
+from slime_bridge.slime_types import Sample, grouping_field, trajectory_of
 
 REWARDS = st.floats(-10, 10).map(lambda value: round(value, 3))
 TRACES = st.lists(
@@ -64,23 +65,6 @@ def test_a_single_survivor_is_zero_or_raw_as_asked():
     assert shape(traces, std=True, single_survivor="raw") == [0.7, 0.0]
 
 
-@given(TRACES)
-def test_advantages_are_reward_minus_the_mean_of_the_other_trajectories(traces: list[ScoredTrace]):
-    for trace, advantage in zip(traces, shape(traces, std=False), strict=True):
-        if not trace.counts:
-            assert advantage == 0.0
-            continue
-        others: dict[object, list[float]] = {}
-        for each in traces:
-            if each.counts and each.group == trace.group and each.trajectory != trace.trajectory:
-                others.setdefault(each.trajectory, []).append(each.reward)
-        if not others:
-            assert advantage == 0.0
-        else:
-            baseline = statistics.fmean(statistics.fmean(rewards) for rewards in others.values())
-            assert advantage == pytest.approx(trace.reward - baseline, abs=1e-6)
-
-
 @given(TRACES, st.randoms())
 def test_the_order_of_traces_is_irrelevant_and_everything_is_finite(traces: list[ScoredTrace], random):
     order = list(range(len(traces)))
@@ -89,6 +73,49 @@ def test_the_order_of_traces_is_irrelevant_and_everything_is_finite(traces: list
     again = shape([traces[position] for position in order], std=True)
     assert all(math.isfinite(value) for value in shaped)
     assert again == pytest.approx([shaped[position] for position in order], abs=1e-6)
+
+
+SHARED = st.tuples(
+    st.integers(0, 2),
+    st.integers(0, 3),
+    st.sampled_from([0.0, 0.25, 1.0, -2.0, float("nan"), float("inf"), None]),
+    st.sampled_from(["completed", "completed", "truncated", "failed", "aborted"]),
+    st.sampled_from([(1,), (0, 1), (1, 1, 1), (0,)]),
+    st.sampled_from([False, False, False, True]),
+)
+"""group, trajectory, reward, status, mask, remove_sample"""
+
+
+@given(st.lists(SHARED, max_size=24), st.booleans(), st.sampled_from(["zero", "raw"]))
+def test_any_samples_are_shaped_as_the_slow_model_says(drawn, std: bool, single: str):
+    samples = []
+    for group, trajectory, reward, status, mask, removed in drawn:
+        samples.append(sample(reward, group=group, trajectory=10 * group + trajectory, status=status, mask=mask))
+        samples[-1].remove_sample = removed
+    raw, shaped = post_process_rewards(arguments(grpo_std_normalization=std, polar_single_survivor=single), samples)
+    assert all(type(value) is float and math.isfinite(value) for value in raw + shaped)
+    assert shaped == pytest.approx([slow_advantage(one, samples, std, single) for one in samples], abs=1e-6)
+
+
+def slow_advantage(one: Sample, samples: list[Sample], std: bool, single: str) -> float:
+    def valid(each: Sample) -> bool:
+        number = each.reward is not None and math.isfinite(each.reward)
+        lost = each.remove_sample or each.status.value in ("failed", "aborted")
+        return number and not lost and sum(each.loss_mask) > 0
+
+    values = {
+        name: statistics.fmean(each.reward for each in samples if valid(each) and trajectory_of(each) == name)
+        for name in {trajectory_of(each) for each in samples if valid(each) and each.group_index == one.group_index}
+    }
+    if not valid(one):
+        return 0.0
+    others = [value for name, value in values.items() if name != trajectory_of(one)]
+    if not others:
+        return one.reward if single == "raw" else 0.0
+    deviation = statistics.stdev(values.values())
+    if std and deviation < 1e-9:
+        return 0.0
+    return (one.reward - statistics.fmean(others)) / (deviation if std else 1.0)
 
 
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=8), st.integers(1, 7))
@@ -122,6 +149,25 @@ def test_failed_aborted_and_removed_trajectories_stand_in_no_baseline():
     raw, shaped = post_process_rewards(arguments(), [*samples, removed, masked, unscored])
     assert shaped == [1.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     assert raw == [1.0, 0.0, 9.0, 9.0, 9.0, 9.0, 0.0]
+
+
+def test_rewards_are_any_kind_of_number_and_none_is_too_large_for_the_trainer():
+    rewards = [np.float32(0.5), 1, True, 1e30, -1e30, 1e31, "1"]
+    raw, shaped = post_process_rewards(
+        arguments(), [sample(reward, group=0, trajectory=number) for number, reward in enumerate(rewards)]
+    )
+    assert raw == [0.5, 1.0, 1.0, 1e30, -1e30, 0.0, 0.0]
+    assert all(math.isfinite(np.float32(value)) for value in shaped)
+    assert shaped[-2:] == [0.0, 0.0]
+
+
+def test_rewards_are_shaped_in_place_whatever_the_order():
+    samples = [
+        sample(float(trajectory == 2), group=group, trajectory=8 * group + trajectory)
+        for trajectory, group in ((2, 1), (0, 0), (1, 1), (1, 0), (2, 0), (0, 1))
+    ]
+    _, shaped = post_process_rewards(arguments(), samples)
+    assert shaped == [1.0, -0.5, -0.5, -0.5, 1.0, -0.5]
 
 
 @pytest.mark.parametrize(

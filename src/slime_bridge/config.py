@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,29 @@ from slime_bridge.adapter import ConversionRules
 from slime_bridge.templates import render
 
 TASK_ID = "polar-slime-{rollout_id}-{sample.group_index}"
+KEYS = (
+    "polar_rollout_url",
+    "polar_topology_path",
+    "polar_task_template",
+    "polar_task_id_template",
+    "polar_instruction_template",
+    "polar_reward_key",
+    "polar_max_async_level",
+    "polar_prefetch",
+    "polar_overlong",
+    "polar_timeout_policy",
+    "polar_single_survivor",
+    "polar_request_timeout",
+    "polar_callback_host",
+    "polar_min_complete_accept_fraction",
+    "polar_eval_dataset_name",
+    "polar_task_timeout_floor",
+    "polar_weight_update_pause_timeout",
+    "polar_straggler_deadline",
+    "polar_max_consecutive_drops",
+    "polar_max_trajectory_tokens",
+)
+ANY_ADDRESS = ("0.0.0.0", "::", "[::]")
 _SAMPLING = {
     "temperature": "rollout_temperature",
     "top_p": "rollout_top_p",
@@ -59,12 +83,13 @@ class PolarSlimeConfig:
 
 def resolve_polar_slime_config(args: Any) -> PolarSlimeConfig:
     """Raises ConfigError naming the key that is wrong and what it may be."""
+    _refuse_unknown(args)
     read = _Keys(args)
     template = read.mapping("polar_task_template")
     if "agent" not in template:
         raise ConfigError("polar_task_template: agent is missing: say which harness runs, e.g. {harness: shell, ...}")
     host = read.text("polar_callback_host", "127.0.0.1")
-    if host in ("0.0.0.0", "::", "[::]"):
+    if host in ANY_ADDRESS:
         raise ConfigError(f"polar_callback_host: {host} is no address the server can call; give this machine's own")
     read.choice("polar_single_survivor", ("zero", "raw"))
     return PolarSlimeConfig(
@@ -87,6 +112,13 @@ def resolve_polar_slime_config(args: Any) -> PolarSlimeConfig:
         batch=read.count("rollout_batch_size", None),
         update_weights_interval=read.count("update_weights_interval", 1),
     )
+
+
+def _refuse_unknown(args: Any) -> None:
+    for name in sorted(vars(args)):
+        if name.startswith("polar_") and name not in KEYS:
+            close = difflib.get_close_matches(name, KEYS, n=1)
+            raise ConfigError(f"{name}: there is no such key" + (f"; did you mean {close[0]}?" if close else ""))
 
 
 def sampling_of(settings: Any, names: Mapping[str, str]) -> dict[str, Any]:
@@ -125,8 +157,13 @@ def checked_request(payload: dict[str, Any]) -> TaskRequest:
     try:
         return TaskRequest.model_validate(payload)
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise ConfigError(f"polar_task_template: {wrong}") from error
+        raise ConfigError("; ".join(_mistake(item["loc"], item["msg"]) for item in error.errors())) from error
+
+
+def _mistake(loc: Sequence[int | str], message: str) -> str:
+    path = ".".join(map(str, loc))
+    key = {"task_id": "polar_task_id_template", "sampling": "Slime's rollout flags"}.get(path.split(".")[0])
+    return f"{key or 'polar_task_template'}: {path}: {message}"
 
 
 def render_topology_template(path: str | Path, args: Any) -> str:
@@ -142,7 +179,11 @@ def render_topology_template(path: str | Path, args: Any) -> str:
 
 def router_url(args: Any) -> str | None:
     host, port = getattr(args, "sglang_router_ip", None), getattr(args, "sglang_router_port", None)
-    return f"http://{host}:{port}" if host and port else None
+    return f"http://{_in_url(host)}:{port}" if host and port else None
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def _names(args: Any, group: Sequence[Any], rollout_id: int, task_position: int) -> dict[str, Any]:
@@ -171,7 +212,12 @@ def _server_url(read: _Keys) -> str:
 
 def _topology_url(path: str) -> str:
     rollout = _topology(path).get("rollout") or {}
-    return rollout.get("public_url") or f"http://{rollout.get('host', '127.0.0.1')}:{rollout.get('port', 8080)}"
+    if rollout.get("public_url"):
+        return str(rollout["public_url"])
+    host = str(rollout.get("host") or "127.0.0.1")
+    if host in ANY_ADDRESS:
+        raise ConfigError(f"polar_topology_path: {path}: rollout.host is {host}, no address to call; set public_url")
+    return f"http://{_in_url(host)}:{rollout.get('port', 8080)}"
 
 
 def _topology(path: str | Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 Epoch e is e's order of all prompts, then as many of its first again (counted) as fill the last batch. No prompt is
 lost: `save(r)` writes every group that was taken and not returned by rollout r or before; `load` gives them out first.
+No two groups that are out have the same numbers.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class CeilEpochRolloutDataSourceWithBuffer(RolloutDataSourceWithBuffer):
         self.resumed_groups = 0
         self._lock = threading.RLock()
         self._taken: dict[int, PromptGroup] = {}
+        """by group_index"""
         self._returned: dict[int, list[PromptGroup]] = {}
+        """by rollout"""
 
     def __len__(self) -> int:
         """Prompts of an epoch, rounded up to whole batches: length // rollout_batch_size = rollouts of an epoch."""
@@ -56,7 +59,7 @@ class CeilEpochRolloutDataSourceWithBuffer(RolloutDataSourceWithBuffer):
             return groups + [self._next_group() for _ in range(num_samples - len(groups))]
 
     def take(self, num_samples: int) -> list[PromptGroup]:
-        """As get_samples, for a caller that reports what became of them (`returned`, `dropped`)."""
+        """As get_samples, for a caller that reports what became of them (`returned`, `dropped`, `add_samples`)."""
         with self._lock:
             groups = self.get_samples(num_samples)
             self._taken.update({group[0].group_index: group for group in groups})
@@ -76,8 +79,12 @@ class CeilEpochRolloutDataSourceWithBuffer(RolloutDataSourceWithBuffer):
             self._taken.pop(group[0].group_index, None)
 
     def add_samples(self, samples: list[PromptGroup]) -> None:
+        """Groups that come back, and others: one without numbers, or with another's, gets its own."""
         with self._lock:
-            super().add_samples(samples)
+            for group in samples:
+                super().add_samples([self._numbered(group)])
+                if group and self._taken.get(group[0].group_index) is group:
+                    del self._taken[group[0].group_index]
 
     def save(self, rollout_id: int) -> None:
         path = self._path(getattr(self.args, "save", None), rollout_id)
@@ -96,9 +103,10 @@ class CeilEpochRolloutDataSourceWithBuffer(RolloutDataSourceWithBuffer):
                 metadata=self.metadata,
                 buffer=[[sample.to_dict() for sample in group] for group in unconsumed + self.buffer],
             )
+            document = msgspec.json.encode(state, enc_hook=_plain)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
-        partial.write_bytes(msgspec.json.encode(state))
+        partial.write_bytes(document)
         partial.replace(path)
 
     def load(self, rollout_id: int | None = None) -> None:
@@ -107,23 +115,40 @@ class CeilEpochRolloutDataSourceWithBuffer(RolloutDataSourceWithBuffer):
         if path is None or not path.exists():
             super().load(rollout_id)
             return
-        state = msgspec.json.decode(path.read_bytes(), type=_State)
+        try:
+            state = msgspec.json.decode(path.read_bytes(), type=_State)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"load: {path} is no state of the data source: {error}") from error
         with self._lock:
             self.epoch_id, self.sample_offset = state.epoch_id, state.sample_offset
             self.sample_group_index, self.sample_index = state.sample_group_index, state.sample_index
             self.surplus_prompts, self.metadata = state.surplus_prompts, state.metadata
             self.buffer = [[Sample.from_dict(sample) for sample in group] for group in state.buffer]
             self.resumed_groups = len(self.buffer)
+            self._taken.clear()
+            self._returned.clear()
             self._shuffle()
 
     def _next_group(self) -> PromptGroup:
         prompt = Sample() if self.dataset is None else self._next_prompt()
-        group = [copy.deepcopy(prompt) for _ in range(self.args.n_samples_per_prompt)]
+        return self._number([copy.deepcopy(prompt) for _ in range(self.args.n_samples_per_prompt)])
+
+    def _number(self, group: PromptGroup) -> PromptGroup:
         for sample in group:
             sample.group_index, sample.index = self.sample_group_index, self.sample_index
             self.sample_index += 1
         self.sample_group_index += 1
         return group
+
+    def _numbered(self, group: PromptGroup) -> PromptGroup:
+        return group if self._has_its_own(group) else self._number([copy.copy(sample) for sample in group])
+
+    def _has_its_own(self, group: PromptGroup) -> bool:
+        number = group[0].group_index if group else None
+        if number is None or number >= self.sample_group_index or any(sample.index is None for sample in group):
+            return False
+        waits = any(number == other[0].group_index for other in self.buffer)
+        return not waits and self._taken.get(number, group) is group
 
     def _next_prompt(self) -> Any:
         assert self.dataset is not None
@@ -143,3 +168,12 @@ class CeilEpochRolloutDataSourceWithBuffer(RolloutDataSourceWithBuffer):
         if folder is None or not getattr(self.args, "rollout_global_dataset", True):
             return None
         return Path(folder) / "rollout" / f"polar_data_source_{rollout_id}.json"
+
+
+def _plain(value: Any) -> Any:
+    """What a prompt's metadata may hold beside JSON: numpy's arrays and numbers."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise ConfigError(
+        f"metadata_key: {type(value).__name__} {str(value)[:60]!r} cannot be saved; use plain JSON values"
+    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +26,8 @@ from slime_bridge.tasks import Tasks
 
 log = logging.getLogger(__name__)
 PROGRESS_SECONDS = 60.0
+CLOSED = "closed"
+"""accepted groups that wait when the worker is closed: their prompts are given out again"""
 
 
 class BridgeFault(PolarError):
@@ -57,14 +58,15 @@ class Groups:
         self._tasks, self._background, self._run_id = tasks, background, run_id
         self._in_flight: dict[int, Running] = {}
         self._late: dict[int, Running] = {}
-        self._finished: deque[Group] = deque()
+        self._finished: list[Group] = []
         self._submitted = 0
         self._requested = 0
         self._rollout_id = 0
         self._version: str | None = None
         self._versions = PolicyVersions()
+        self._trains = not getattr(args, "debug_rollout_only", False)
         self._ledger, self._since = Ledger(), SinceLastCall()
-        self._drops_in_a_row: deque[Dropped] = deque(maxlen=config.max_consecutive_drops)
+        self._drops_in_a_row: list[str] = []
         self._fault: PolarError | None = None
         self._changed = asyncio.Event()
 
@@ -76,18 +78,38 @@ class Groups:
         if version is not None:
             self._versions.seen(version, rollout_id)
         self._drop_stale()
+        chosen: list[Group] = []
         try:
             while len(self._finished) < self._requested:
                 self._admit()
                 await self._change()
+            chosen = self._oldest(self._config.batch)
+            await self._between_calls()
+        except asyncio.CancelledError:
+            self._finished += chosen
+            self.close()
+            raise
         finally:
             self._requested = 0
-        chosen = sorted((self._finished.popleft() for _ in range(self._config.batch)), key=lambda group: group.index)
-        if self._config.prefetch:
+        return self._hand_over(chosen)
+
+    async def _between_calls(self) -> None:
+        if self._runs_ahead:
             self._admit()
         else:
             await self._cancel_all()
-        return self._hand_over(chosen)
+
+    def _oldest(self, count: int) -> list[Group]:
+        """In the data source's order; what came later waits for the next call."""
+        in_order = sorted(self._finished, key=lambda group: group.index)
+        self._finished = in_order[count:]
+        return in_order[:count]
+
+    @property
+    def _runs_ahead(self) -> bool:
+        """Not in the last rollout: nobody would ask for what is started ahead of it."""
+        rollouts = getattr(self._args, "num_rollout", None)
+        return self._config.prefetch and (rollouts is None or self._rollout_id + 1 < rollouts)
 
     def _admit(self) -> None:
         count = admit(
@@ -96,7 +118,7 @@ class Groups:
             finished=len(self._finished),
             batch=self._config.batch,
             level=self._config.max_async_level,
-            prefetch=self._config.prefetch,
+            prefetch=self._runs_ahead,
         )
         if count == 0:
             return
@@ -126,6 +148,7 @@ class Groups:
         payload["task_id"] += f"-{self._run_id}-{number}"
         request = checked_request(payload)
         task = self._background.create_task(self._run(number, source, request))
+        task.add_done_callback(self._ended)
         self._in_flight[number] = Running(source, task)
         if self._config.straggler_deadline is not None:
             asyncio.get_running_loop().call_later(self._config.straggler_deadline, self._give_up, number)
@@ -140,8 +163,13 @@ class Groups:
             self._in_flight.pop(number, None)
             self._late.pop(number, None)
             self._changed.set()
-        if self._config.prefetch and self._fault is None:
+        if self._runs_ahead and self._fault is None:
             self._admit()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A fault of the bridge's own ends the worker at once, and does not wait until the server has cancelled."""
+        if not task.cancelled() and task.exception() is not None:
+            self._tasks.leave()
 
     def _give_up(self, number: int) -> None:
         """A straggler makes room for another group; should it finish after all, it is surplus."""
@@ -150,6 +178,7 @@ class Groups:
         log.warning("a group is still running after %s s: replaced", self._config.straggler_deadline)
         self._late[number] = self._in_flight.pop(number)
         self._since.stragglers += 1
+        self._count_drop(f"straggler: still running after {self._config.straggler_deadline} s")
         self._changed.set()
         if len(self._late) > self._config.batch * self._config.max_async_level:
             self._abandon(self._late.pop(min(self._late)))
@@ -170,21 +199,22 @@ class Groups:
         log.warning("group %s dropped (%s): %s", source[0].group_index, dropped.reason.value, dropped.why)
         self._since.dropped(dropped)
         self._forget(source)
-        self._drops_in_a_row.append(dropped)
-        if len(self._drops_in_a_row) == self._config.max_consecutive_drops:
-            reasons = "; ".join(sorted({f"{each.reason.value}: {each.why}" for each in self._drops_in_a_row}))
+        self._count_drop(f"{dropped.reason.value}: {dropped.why}")
+
+    def _count_drop(self, why: str) -> None:
+        self._drops_in_a_row.append(why)
+        if len(self._drops_in_a_row) >= self._config.max_consecutive_drops:
             self._fault = BridgeFault(
                 f"{len(self._drops_in_a_row)} groups dropped in a row, none accepted "
-                f"(polar_max_consecutive_drops): {reasons}"
+                f"(polar_max_consecutive_drops): {'; '.join(sorted(set(self._drops_in_a_row)))}"
             )
 
     def _drop_stale(self) -> None:
-        waiting, self._finished = self._finished, deque()
-        self._finished.extend(group for group in waiting if not self._drop_if_stale(group))
+        self._finished = [group for group in self._finished if not self._drop_if_stale(group)]
 
     def _drop_if_stale(self, group: Group) -> bool:
         age = self._age(group).rollouts
-        if age <= self._config.staleness_bound:
+        if age <= self._config.staleness_bound or not self._trains:
             return False
         self._ledger.expired(Drop.STALE.value, group.trained)
         why = (
@@ -208,15 +238,19 @@ class Groups:
             raise self._fault
 
     def close(self) -> None:
-        """Cancels everything; what was taken stays in the data source's next state."""
-        for each in (*self._in_flight.values(), *self._late.values()):
+        """Cancels everything; what was taken and not returned is the data source's again."""
+        running = [*self._in_flight.values(), *self._late.values()]
+        for each in running:
             each.task.cancel()
+        self._hand_back([each.source for each in running] + [group.source for group in self._finished])
+        for group in self._finished:
+            self._ledger.expired(CLOSED, group.trained)
+        self._finished.clear()
 
     async def _cancel_all(self) -> None:
         """Returns when nothing is in flight. Stragglers are given up; what had replaced one is for the next call."""
         running = [each.task for each in (*self._in_flight.values(), *self._late.values())]
-        if self._in_flight:
-            self._source.add_samples([each.source for each in self._in_flight.values()])
+        self._hand_back([each.source for each in self._in_flight.values()])
         for each in self._late.values():
             self._abandon(each)
         for task in running:
@@ -226,6 +260,10 @@ class Groups:
     def _abandon(self, late: Running) -> None:
         late.task.cancel()
         self._forget(late.source)
+
+    def _hand_back(self, sources: list[list[Any]]) -> None:
+        if sources:
+            self._source.add_samples(sorted(sources, key=lambda source: source[0].group_index or 0))
 
     def _forget(self, source: list[Any]) -> None:
         if hasattr(self._source, "dropped"):

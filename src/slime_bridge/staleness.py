@@ -9,7 +9,7 @@ from typing import NamedTuple
 class Age(NamedTuple):
     rollouts: int
     unknown: int
-    """versions that no entry had seen: the submit stamp stood in for them"""
+    """versions that no entry had seen, or none told at all: the submit stamp stood in for them"""
 
 
 class PolicyVersions:
@@ -25,6 +25,6 @@ class PolicyVersions:
         """`versions`: of the group's trainable tokens; `submitted`: the rollout current at its submission."""
         found = [self._first.get(version) for version in versions]
         known = [rollout for rollout in found if rollout is not None]
-        unknown = len(found) - len(known)
-        oldest = min([*known, submitted] if unknown or not known else known)
+        unknown = len(found) - len(known) if found else 1
+        oldest = min([*known, submitted] if unknown else known)
         return Age(max(0, consuming - oldest), unknown)

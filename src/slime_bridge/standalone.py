@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,22 @@ class Prompts:
         return len(self.samples)
 
 
+def pop_first(args: Any, rollout_id: int | None, buffer: list[list[Any]], num_samples: int) -> list[list[Any]]:
+    """The buffer's first groups, which leave it: what a filter named by buffer_filter_path does in its own way."""
+    taken = buffer[:num_samples]
+    del buffer[:num_samples]
+    return taken
+
+
+def load_function(path: str) -> Any:
+    """The object at `package.module.name`. Raises ConfigError where there is none."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"buffer_filter_path: cannot load {path!r}: {error}") from error
+
+
 class RolloutDataSourceWithBuffer:
     """Prompt groups from a file; groups that were handed back are given out first."""
 
@@ -150,14 +167,14 @@ class RolloutDataSourceWithBuffer:
         self.sample_offset = 0
         self.metadata: dict[str, Any] = {}
         self.buffer: list[list[Any]] = []
+        path = getattr(args, "buffer_filter_path", None)
+        self.buffer_filter = pop_first if path is None else load_function(path)
         self.dataset = Prompts(args) if getattr(args, "prompt_data", None) else None
         if self.dataset is not None and getattr(args, "rollout_shuffle", False):
             self.dataset.shuffle(0)
 
     def _get_samples_from_buffer(self, num_samples: int) -> list[list[Any]]:
-        taken = self.buffer[:num_samples]
-        del self.buffer[:num_samples]
-        return taken
+        return self.buffer_filter(self.args, None, self.buffer, num_samples) if self.buffer and num_samples else []
 
     def add_samples(self, samples: list[list[Any]]) -> None:
         wanted = self.args.n_samples_per_prompt

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
-from polar.client import AsyncClient, ClientError
-from polar.records import TaskResult, TaskState
+from polar.client import AsyncClient, Client, ClientError
+from polar.records import TaskResult, TaskState, TaskStatus
 from polar.requests import TaskRequest
 from slime_bridge.callback import listening
 
@@ -24,11 +25,14 @@ POLLED_AT_ONCE = 64
 SUBMITTED_AT_ONCE = 32
 LONGEST_BACKOFF = 10.0
 CANCEL_POLL_SECONDS = 0.2
+TELL_SECONDS = 60.0
+"""between two messages about what tasks wait for"""
+MOST_TASKS_LISTED = 1000
 
 
 def passing(error: ClientError) -> bool:
-    """Whether the same call may succeed later: the server is away, or has a fault of its own."""
-    return error.status is None or error.status >= 500
+    """Whether the same call may succeed later: the server is away, busy, or has a fault of its own."""
+    return error.status is None or error.status >= 500 or error.status in (408, 429)
 
 
 class Tasks:
@@ -37,10 +41,17 @@ class Tasks:
     def __init__(self, client: AsyncClient, cancel_seconds: float) -> None:
         self.callback_url: str | None = None
         self.cancel_seconds = cancel_seconds
+        self.left: list[str] | None = None
         self._client = client
         self._waiting: dict[str, asyncio.Future[TaskResult]] = {}
         self._submitting = asyncio.Semaphore(SUBMITTED_AT_ONCE)
         self._accepted: dict[str, TaskRequest] = {}
+        self._told_at = -TELL_SECONDS
+
+    def leave(self) -> None:
+        """From now on nothing is cancelled here: what the server may be working on is `left` to `cancel_at_once`."""
+        if self.left is None:
+            self.left = list(self._waiting)
 
     async def run(self, request: TaskRequest) -> TaskResult:
         """Raises ClientError where the server will never take it."""
@@ -48,14 +59,31 @@ class Tasks:
         result: asyncio.Future[TaskResult] = asyncio.get_running_loop().create_future()
         self._waiting[request.task_id] = result
         try:
-            await self._submit(request)
+            await self._submit(request, result)
             return await result
         except asyncio.CancelledError:
-            await self.cancel(request.task_id)
+            if self.left is None:
+                await self.cancel(request.task_id)
             raise
         finally:
             del self._waiting[request.task_id]
             self._accepted.pop(request.task_id, None)
+
+    async def probe(self, task: dict[str, Any], seconds: float) -> bool:
+        """Whether the server told by callback, in time, that this task, cancelled at once, is over."""
+        task_id = task["task_id"]
+        heard: asyncio.Future[TaskResult] = asyncio.get_running_loop().create_future()
+        self._waiting[task_id] = heard
+        try:
+            await self._client.submit(task | {"callback_url": self.callback_url})
+            await self._client.cancel(task_id)
+            async with asyncio.timeout(seconds):
+                await heard
+        except TimeoutError:
+            return False
+        finally:
+            del self._waiting[task_id]
+        return True
 
     def arrived(self, result: TaskResult) -> None:
         """A callback: early, doubled, and one of an unknown task are all harmless."""
@@ -69,47 +97,69 @@ class Tasks:
         """The safety net behind callbacks."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            for task_id in list(self._waiting)[:POLLED_AT_ONCE]:
+            for task_id in [each for each in self._waiting if each in self._accepted][:POLLED_AT_ONCE]:
                 try:
                     await self._poll(task_id)
                 except ClientError as error:
-                    if not passing(error):
-                        raise
-                    log.warning("%s", error)
-                    break
+                    if passing(error):
+                        log.warning("%s", error)
+                        break
+                    self._refused(task_id, error)
 
     async def cancel(self, task_id: str) -> None:
         """Returns when nothing of the task runs any more, at the latest after `cancel_seconds`."""
-        deadline = time.monotonic() + self.cancel_seconds
-        try:
-            status = await self._client.cancel(task_id, register_if_missing=True)
-            while not status.status.terminal and time.monotonic() < deadline:
-                await asyncio.sleep(CANCEL_POLL_SECONDS)
-                status = await self._client.task(task_id, results=False)
-        except ClientError as error:
-            log.warning("could not cancel the task %s: %s", task_id, error)
+        deadline, asked = time.monotonic() + self.cancel_seconds, False
+        while True:
+            try:
+                status = await (self._look(task_id) if asked else self._cancel(task_id))
+                asked = True
+                if status.status.terminal:
+                    return
+            except ClientError as error:
+                if not passing(error) or time.monotonic() > deadline:
+                    log.warning("could not cancel the task %s: %s", task_id, error)
+                    return
+            if time.monotonic() > deadline:
+                log.warning("the task %s, cancelled %g s ago, still runs", task_id, self.cancel_seconds)
+                return
+            await asyncio.sleep(CANCEL_POLL_SECONDS)
+
+    def _cancel(self, task_id: str) -> Awaitable[TaskStatus]:
+        return self._client.cancel(task_id, register_if_missing=True)
+
+    def _look(self, task_id: str) -> Awaitable[TaskStatus]:
+        return self._client.task(task_id, results=False)
 
     async def _poll(self, task_id: str) -> None:
-        if task_id in self._waiting:
-            self._waiting[task_id] = self._waiting.pop(task_id)  # behind those that were not looked at
+        if task_id not in self._waiting:
+            return
+        self._waiting[task_id] = self._waiting.pop(task_id)  # behind those that were not looked at
         try:
-            status = await self._client.task(task_id, results=False)
+            status = await self._look(task_id)
+            whole = await self._client.task(task_id) if status.status.terminal and task_id in self._waiting else None
         except ClientError as error:
             if error.status != 404:
                 raise
-            if task_id in self._accepted and task_id in self._waiting:
+            if task_id in self._accepted and not self._waiting[task_id].done():
                 log.warning("the server does not know the task %s: submitted again", task_id)
                 await self._client.submit(self._accepted[task_id])
             return
-        if status.status.terminal and task_id in self._waiting:
-            whole = await self._client.task(task_id)
-            self.arrived(TaskResult(task_id=task_id, status=whole.status, results=whole.results))
-        elif status.waiting_for:
+        if whole is not None:
+            if task_id in self._waiting and not self._waiting[task_id].done():
+                self.arrived(TaskResult(task_id=task_id, status=whole.status, results=whole.results))
+        elif status.waiting_for is not None and time.monotonic() - self._told_at > TELL_SECONDS:
+            self._told_at = time.monotonic()
             log.warning("the task %s waits for %s", task_id, status.waiting_for)
 
-    async def _submit(self, request: TaskRequest) -> None:
+    def _refused(self, task_id: str, error: ClientError) -> None:
+        waiting = self._waiting.get(task_id)
+        if waiting is not None and not waiting.done():
+            waiting.set_exception(error)
+
+    async def _submit(self, request: TaskRequest, result: asyncio.Future[TaskResult]) -> None:
+        """Returns when the server has it; or its result, where the answers to all submissions were lost."""
         wait = 0.5
-        while True:
+        while not result.done():
             try:
                 async with self._submitting:
                     await self._client.submit(request)
@@ -136,15 +186,29 @@ async def running_tasks(client: AsyncClient, callback_host: str, cancel_seconds:
             poll.cancel()
 
 
+def cancel_at_once(url: str, task_ids: Iterable[str], seconds: float) -> None:
+    """Blocks; needs no event loop and no thread, which an interpreter that ends no longer gives."""
+    with Client(url, timeout=seconds) as client:
+        for task_id in task_ids:
+            try:
+                client.cancel(task_id, register_if_missing=True)
+            except ClientError as error:
+                log.warning("could not cancel the task %s: %s", task_id, error)
+                if error.status is None:
+                    return
+
+
 async def cancel_earlier_run(client: AsyncClient, folder: str | None, run_id: str) -> None:
     """Cancels what a run that saved to the same folder left running, and leaves this run's name for the next."""
     if folder is None:
         return
     path = Path(folder) / "rollout" / "polar_run_id"
-    if path.exists():
-        earlier = path.read_text().strip()
-        for task in (await client.tasks(status=TaskState.RUNNING, limit=1000)).tasks:
+    earlier = path.read_text().strip() if path.exists() else ""
+    if earlier:
+        for task in (await client.tasks(status=TaskState.RUNNING, limit=MOST_TASKS_LISTED)).tasks:
             if f"-{earlier}-" in task.task_id:
                 await client.cancel(task.task_id)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(run_id)
+    partial = path.with_suffix(".partial")
+    partial.write_text(run_id)
+    partial.replace(path)

@@ -1,6 +1,6 @@
 """The bridge's worker: an event loop in a thread of its own that outlives single calls of the rollout function.
 
-What goes wrong in it is raised in the trainer's thread; closing it cancels its tasks on the server.
+What goes wrong in it is raised in the trainer's thread; closing it cancels its tasks on the server, whatever runs.
 """
 
 from __future__ import annotations
@@ -10,19 +10,22 @@ import secrets
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 import aiohttp
 
 from polar.client import AsyncClient
 from polar.errors import ConfigError
+from slime_bridge.colocation import awake
 from slime_bridge.config import PolarSlimeConfig, router_url
 from slime_bridge.engine import engine_version
 from slime_bridge.evaluation import evaluate
 from slime_bridge.groups import Collected, Groups
-from slime_bridge.preflight import check_args, check_server
+from slime_bridge.preflight import check_args, colocated
+from slime_bridge.preflight_server import check_callback, check_server
 from slime_bridge.slime_types import RolloutFnEvalOutput
-from slime_bridge.tasks import Tasks, cancel_earlier_run, running_tasks
+from slime_bridge.tasks import Tasks, cancel_at_once, cancel_earlier_run, running_tasks
 
 T = TypeVar("T")
 CLOSE_SECONDS = 10.0
@@ -45,63 +48,83 @@ class Worker:
         try:
             self._first_of(self._rooms)
         except BaseException:
-            self._stop()
+            self.close()
             raise
 
     def collect(self, rollout_id: int) -> Collected:
         return self._call(self._collect(rollout_id))
 
     def evaluate(self, rollout_id: int) -> RolloutFnEvalOutput:
-        rooms = self._rooms.result()
-        return self._call(evaluate(self._args, self.config, rooms.tasks, rollout_id, self._run_id))
+        return self._call(self._evaluate(rollout_id))
 
     def close(self) -> None:
         """Cancels what is in flight, on the server too, and ends the thread."""
         self._loop.call_soon_threadsafe(self._closing.set)
         wait([self._life], timeout=CLOSE_SECONDS)
-        self._stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
+        if self._rooms.done() and (left := self._rooms.result().tasks.left):
+            cancel_at_once(self.config.rollout_url, left, CLOSE_SECONDS)
 
     async def _live(self) -> None:
         config = self.config
+        seconds = config.weight_update_pause_timeout
         async with (
             AsyncClient(config.rollout_url, timeout=config.request_timeout) as client,
             aiohttp.ClientSession(trust_env=False) as http,
         ):
-            await check_server(client, config)
+            await check_server(client, self._args, config)
             await cancel_earlier_run(client, getattr(self._args, "save", None), self._run_id)
-            seconds = config.weight_update_pause_timeout
-            async with running_tasks(client, config.callback_host, seconds) as tasks, asyncio.TaskGroup() as background:
-                groups = Groups(self._args, config, self.source, tasks, background, self._run_id)
-                self._rooms.set_result(_Rooms(tasks, groups, http))
-                await self._closing.wait()
-                tasks.cancel_seconds = 0.0
-                groups.close()
+            async with running_tasks(client, config.callback_host, seconds) as tasks:
+                await check_callback(tasks, config, self._run_id)
+                async with asyncio.TaskGroup() as background:
+                    groups = Groups(self._args, config, self.source, tasks, background, self._run_id)
+                    self._rooms.set_result(_Rooms(client, tasks, groups, http))
+                    await self._closing.wait()
+                    tasks.leave()
+                    groups.close()
 
     async def _collect(self, rollout_id: int) -> Collected:
         rooms = self._rooms.result()
-        version = await engine_version(rooms.http, router_url(self._args))
-        return await rooms.groups.collect(rollout_id, version)
+        async with self._awake(rooms):
+            version = await engine_version(rooms.http, router_url(self._args))
+            return await rooms.groups.collect(rollout_id, version)
+
+    async def _evaluate(self, rollout_id: int) -> RolloutFnEvalOutput:
+        rooms = self._rooms.result()
+        async with self._awake(rooms):
+            return await evaluate(self._args, self.config, rooms.tasks, rollout_id, self._run_id)
+
+    def _awake(self, rooms: _Rooms) -> AbstractAsyncContextManager[None]:
+        return awake(rooms.client, self.config.weight_update_pause_timeout, colocated=colocated(self._args))
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._first_of(asyncio.run_coroutine_threadsafe(work, self._loop))
+        called = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return self._first_of(called)
+        except BaseException:
+            called.cancel()  # whoever called has been interrupted; nothing of the call goes on
+            raise
 
     def _first_of(self, wanted: Future[T]) -> T:
         """The result that is wanted, or the fault that ended the worker's life before it came."""
         both: list[Future[Any]] = [wanted, self._life]
         wait(both, return_when=FIRST_COMPLETED)
-        if not wanted.done():
-            wanted.cancel()
+        if wanted.done():
+            return wanted.result()
+        try:
             self._life.result()
-            raise ConfigError("the bridge's worker is closed")
-        return wanted.result()
+        except BaseExceptionGroup as faults:
+            raise _first(faults) from faults
+        raise ConfigError("the bridge's worker is closed")
 
-    def _stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CLOSE_SECONDS)
-        if not self._thread.is_alive():
-            self._loop.close()
+
+def _first(fault: BaseException) -> BaseException:
+    return _first(fault.exceptions[0]) if isinstance(fault, BaseExceptionGroup) else fault
 
 
 class _Rooms:
-    def __init__(self, tasks: Tasks, groups: Groups, http: aiohttp.ClientSession) -> None:
-        self.tasks, self.groups, self.http = tasks, groups, http
+    def __init__(self, client: AsyncClient, tasks: Tasks, groups: Groups, http: aiohttp.ClientSession) -> None:
+        self.client, self.tasks, self.groups, self.http = client, tasks, groups, http

@@ -22,12 +22,14 @@ from tests.server.conftest import TOKEN, Server
 from polar.nodeapi import Cancel, Held, Lease, NodeResult
 from polar.records import SessionStatus, Termination
 from slime_bridge import rollout
+from slime_bridge.preflight_server import PROBE
 
 Script = Callable[[Lease, Node], NodeResult | None]
 
 
 class Gateway:
-    """Finishes every leased session as `script` says; None leaves it running for ever."""
+    """Finishes every leased session as `script` says; None leaves it running for ever. The bridge's own probe, which
+    is cancelled at once, is no session of a test."""
 
     def __init__(self, server: Server, script: Script = done) -> None:
         self.script = script
@@ -86,6 +88,9 @@ class Gateway:
                 self._stopped.wait(0.1)
 
     def _play(self, lease: Lease) -> None:
+        if lease.task["task_id"].startswith(PROBE):
+            self._insist(lambda: self._node.result(fault(lease, self._node, retryable=False)))
+            return
         self.leases.append(lease)
         result = self.script(lease, self._node)
         if result is None:

@@ -137,7 +137,8 @@ def _ledger_metrics(ledger: Ledger) -> Numbers:
         ("groups", ledger.groups, [*Drop]),
     ):
         numbers |= {f"polar/ledger/{name}/{part}": getattr(account, part) for part in ("arrived", "trained", "waiting")}
-        numbers |= {f"polar/ledger/{name}/dropped/{reason.value}": account.dropped[reason.value] for reason in reasons}
+        dropped = dict.fromkeys((reason.value for reason in reasons), 0) | account.dropped
+        numbers |= {f"polar/ledger/{name}/dropped/{reason}": count for reason, count in dropped.items()}
     return numbers
 
 

@@ -90,7 +90,7 @@ REFUSED = [
     (contents(("user", [{"inlineData": {"mimeType": "image/png", "data": ""}}])), "inlineData"),
     (contents(("user", [{"fileData": {"fileUri": "x"}}])), "fileData"),
     (contents(("model", [{"executableCode": {"code": "1"}}])), "executableCode"),
-    (contents(("user", [{"functionResponse": {"name": "f", "parts": [{}]}}])), "functionResponse.parts"),
+    (contents(("user", [{"functionResponse": {"name": "f", "parts": [{"fileData": {}}]}}])), "fileData"),
     ({"tools": [{"googleSearch": {}}]}, "googleSearch"),
     ({"cachedContent": "cachedContents/1"}, "cachedContent"),
     ({"generationConfig": {"candidateCount": 2}}, "candidateCount"),

@@ -10,6 +10,7 @@ import pytest
 
 from dialects import PATHS, post
 from peers.engine import ScriptedEngine
+from polar.proxy.forms import NOT_SHOWN
 from running_proxy import OpenSession, RunningProxy, running_proxy
 
 PIXEL = "iVBORw0KGgo="
@@ -55,6 +56,25 @@ RESULTS: dict[str, dict[str, Any]] = {
         ],
         "max_tokens": 50,
     },
+    "gemini": {
+        "contents": [
+            {"role": "user", "parts": [{"text": "look"}]},
+            {"role": "model", "parts": [{"functionCall": {"id": "c1", "name": "look", "args": {}}}]},
+            {
+                "role": "user",
+                "parts": [
+                    {
+                        "functionResponse": {
+                            "id": "c1",
+                            "name": "look",
+                            "response": {"output": ""},
+                            "parts": [{"inlineData": {"mimeType": "image/png", "data": PIXEL}}],
+                        }
+                    }
+                ],
+            },
+        ]
+    },
 }
 IMAGE = {"type": "image_url", "image_url": {"url": URL}}
 BOTH = pytest.mark.parametrize("kind", ["vllm", "openai"])
@@ -89,11 +109,38 @@ def test_results_of_tools_may_be_images(engine: ScriptedEngine, chat_proxy: Runn
 @pytest.mark.parametrize("dialect", ASKED)
 def test_an_engine_of_ids_refuses_them_by_name(engine: ScriptedEngine, proxy: RunningProxy, dialect: str) -> None:
     session = proxy.open()
-    for document in (ASKED[dialect], RESULTS.get(dialect, ASKED[dialect])):
-        refused = ask(session, dialect, document)
-        assert (refused.status_code, "images" in refused.text) == (400, True)
+    refused = ask(session, dialect, ASKED[dialect])
+    assert (refused.status_code, "images" in refused.text) == (400, True)
     assert not engine.requests
     assert {refusal.reason for refusal in session.log.refusals} == {"unsupported"}
+
+
+@pytest.mark.parametrize("dialect", RESULTS)
+def test_a_model_that_looked_at_an_image_itself_is_told_and_goes_on(
+    engine: ScriptedEngine, proxy: RunningProxy, dialect: str
+) -> None:
+    """Codex's view_image, Read of Claude Code, read_file of Gemini CLI: a refusal would end their runs."""
+    session = proxy.open()
+    counted = session.post({"model": "policy", **RESULTS[dialect]}, COUNTS[dialect]) if dialect in COUNTS else None
+    assert ask(session, dialect, RESULTS[dialect]).status_code == 200
+    [call] = session.end()[1].calls
+    shown = session.log.messages(call)[2]
+    assert (shown["role"], "parts" in shown, NOT_SHOWN in shown["content"]) == ("tool", False, True)
+    assert counted is None or counted.json()["input_tokens"] == call.prompt_length
+    assert session.build().tokens.trainable == len(call.ids)
+
+
+def test_an_image_sent_behind_a_result_is_the_tools_too(engine: ScriptedEngine, proxy: RunningProxy) -> None:
+    """Chat completions have no images in results: clients send a message of the user's behind them."""
+    session = proxy.open()
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "look"}]}
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    asked["messages"] += [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    asked["messages"] += [{"role": "tool", "tool_call_id": "c1", "content": "see below"}]
+    asked["messages"] += [{"role": "user", "content": [IMAGE]}]
+    assert ask(session, "openai_chat", asked).status_code == 200
+    asked["messages"] += [{"role": "assistant", "content": "ok"}, {"role": "user", "content": [IMAGE]}]
+    assert ask(session, "openai_chat", asked).status_code == 400
 
 
 COUNTS = {"openai_responses": "/v1/responses/input_tokens", "anthropic": "/v1/messages/count_tokens"}

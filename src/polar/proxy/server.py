@@ -19,7 +19,7 @@ from polar.errors import PolarError
 from polar.proxy.call import HEAVY_BYTES, Call, aside, planned
 from polar.proxy.canonical import Ask, Dialect, Refusal
 from polar.proxy.dialects import Route, route_of
-from polar.proxy.forms import NO_IMAGES
+from polar.proxy.forms import in_words
 from polar.proxy.session import Session
 from polar.sessionlog import Body
 
@@ -67,6 +67,8 @@ class _Routes:
         try:
             heavy = len(raw) > HEAVY_BYTES
             ask = await aside(heavy, _read, dialect, raw, path)
+            if ask.images and session.engine.takes_ids:
+                ask.messages = in_words(ask.messages)
             if route.action == "count":
                 return _json(dialect.count(await _count(session, ask)))
             repeat = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
@@ -154,8 +156,6 @@ def _document(raw: bytes) -> Any:
 async def _count(session: Session, ask: Ask) -> int:
     if session.rendering is None:
         raise Refusal("unsupported", "this engine renders its prompts itself: tokens cannot be counted before")
-    if ask.images:
-        raise Refusal("unsupported", NO_IMAGES)
     conversation = session.conversation
     try:
         place = await asyncio.to_thread(conversation.place, ask.messages, ask.tools)

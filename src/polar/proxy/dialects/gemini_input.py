@@ -67,21 +67,22 @@ class History:
         """Results are messages of their own in the canonical form; the text between them is the user's."""
         for results, group in groupby(parts, key=lambda part: part.get("functionResponse") is not None):
             if results:
-                self.messages += [self._result(named(needed(part, "functionResponse", dict))) for part in group]
+                self.messages += [self._result(named(needed(part, "functionResponse", dict)), where) for part in group]
             else:
                 said = spoken(list(group), where, _image, lambda part: _text(part, where))
                 self.messages.append({"role": "user", **said})
 
-    def _result(self, response: dict[str, Any]) -> Message:
-        if response.get("parts"):
-            raise Refusal("unsupported", "functionResponse.parts are not supported: this model takes text")
+    def _result(self, response: dict[str, Any], where: str) -> Message:
         given, name = field(response, "id", str, ""), needed(response, "name", str)
         same = [call for call in self._open if call["id"] == given]
         same += [call for call in self._open if call["function"]["name"] == name]
         if same:
             self._open.remove(same[0])
         number = same[0]["id"] if same else given or self._next_id()
-        return {"role": "tool", "content": _output(field(response, "response", dict, {})), "tool_call_id": number}
+        output = _output(field(response, "response", dict, {}))
+        shown = [{"text": output}] if output else []
+        said = spoken([*shown, *map(named, objects(response, "parts"))], where, _image, lambda part: _text(part, where))
+        return {"role": "tool", **said, "tool_call_id": number}
 
     def _answer(self, parts: list[dict[str, Any]], where: str) -> None:
         if not self.messages or self.messages[-1]["role"] != "assistant":

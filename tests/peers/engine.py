@@ -2,7 +2,7 @@
 each answer and each fault written down beforehand.
 
 A script is a list of steps, one a generation; when it is used up, the engine says "ok", or with `numbered` "answer 1",
-"answer 2", …, so that no two answers are alike. A step is a dict:
+"answer 2", …, so that no two answers are alike, nor the logprobs of neighbouring tokens. A step is a dict:
   ids or text      what is sampled (text is encoded, and the end of turn appended unless finish is length or abort)
   finish           stop (default), length or abort;  matched: what stopped it
   logprobs         one a token; else -0.5 each. A shorter list is a misaligned answer; null, NaN and infinities are sent
@@ -54,6 +54,7 @@ class Machine:
         self.aborted: list[str] = []
         self.incremental = incremental
         self.context = CONTEXT
+        self.version = "1"
         self.released = asyncio.Event()
         self.stopped: dict[str, asyncio.Event] = {}
         self.tokenizer = Tokenizer.from_file(str(tokenizer / "tokenizer.json")) if tokenizer else None
@@ -70,7 +71,8 @@ class Machine:
         if self.script and bool(self.script[0].get("probe")) == probe:
             return self.script.pop(0)
         if self.numbers is not None and not probe:
-            return {"text": f"answer {next(self.numbers)}"}
+            number = next(self.numbers)
+            return {"text": f"answer {number}", "logprobs": [-((number + at) % 64 + 1) / 64 for at in range(CONTEXT)]}
         return {"text": "ok"} if self.tokenizer else {"ids": [7, 9]}
 
     def ids(self, step: dict[str, Any]) -> list[int]:
@@ -125,6 +127,7 @@ def make_app(machine: Machine, offers: Sequence[str] = ()) -> web.Application:
         if "refuse" in step:
             return web.json_response({"error": {"message": step["refuse"]}}, status=400)
         answer = kind(machine, step, body)
+        machine.requests[-1]["sampled"] = list(zip(answer.ids, answer.logprobs, strict=False))
         rid = body.get("rid") or ""
         stopped = machine.stopped.setdefault(rid, asyncio.Event())
         if body.get("stream"):
@@ -191,7 +194,8 @@ def make_app(machine: Machine, offers: Sequence[str] = ()) -> web.Application:
         return web.Response()
 
     async def info(request: web.Request) -> web.Response:
-        return web.json_response({"model_path": "scripted", "tokenizer_path": machine.folder, "weight_version": "1"})
+        told = {"model_path": "scripted", "tokenizer_path": machine.folder, "weight_version": machine.version}
+        return web.json_response(told)
 
     async def models(request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "scripted", "max_model_len": machine.context}]})
@@ -203,6 +207,10 @@ def make_app(machine: Machine, offers: Sequence[str] = ()) -> web.Application:
 
     async def context(request: web.Request) -> web.Response:
         machine.context = await request.json()
+        return web.Response()
+
+    async def version(request: web.Request) -> web.Response:
+        machine.version = await request.json()
         return web.Response()
 
     async def release(request: web.Request) -> web.Response:
@@ -219,9 +227,11 @@ def make_app(machine: Machine, offers: Sequence[str] = ()) -> web.Application:
             web.post("/abort_request", abort),
             web.get("/health", health),
             web.get("/server_info", info),
+            web.get("/model_info", info),
             web.get("/v1/models", models),
             web.post("/control/script", script),
             web.post("/control/context", context),
+            web.post("/control/version", version),
             web.post("/control/release", release),
             web.get("/control/seen", seen),
         ]
@@ -251,6 +261,10 @@ class ScriptedEngine:
         """What it says its context length is."""
         self._http.post("/control/context", content=json.dumps(length)).raise_for_status()
 
+    def version(self, name: str) -> None:
+        """The policy version of what it samples from now on."""
+        self._http.post("/control/version", content=json.dumps(name)).raise_for_status()
+
     def release(self) -> None:
         self._http.post("/control/release").raise_for_status()
 
@@ -258,6 +272,13 @@ class ScriptedEngine:
     def requests(self) -> list[dict[str, Any]]:
         """Bodies of the generations asked for so far."""
         return [request["body"] for request in self._http.get("/control/seen").json()["requests"]]
+
+    @property
+    def sampled(self) -> list[tuple[list[int], list[tuple[int, float]]]]:
+        """(prompt ids, sampled ids with their logprobs) of the generations of /generate so far, probes too."""
+        told = self._http.get("/control/seen").json()["requests"]
+        made = [each for each in told if "sampled" in each and "input_ids" in each["body"]]
+        return [(each["body"]["input_ids"], [tuple(pair) for pair in each["sampled"]]) for each in made]
 
     @property
     def aborted(self) -> list[str]:

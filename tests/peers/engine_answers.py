@@ -12,6 +12,7 @@ class Machine(Protocol):
 
     incremental: bool
     mode: str
+    version: str
     tokenizer: Tokenizer | None
     end: int
 
@@ -33,7 +34,7 @@ class Answer:
         self.logprobs = step.get("logprobs", [self._logprob()] * len(self.ids))
 
     def spans(self) -> list[list[Any]]:
-        return self.step.get("versions", [[0, len(self.all_ids), self.step.get("version", "1")]])
+        return self.step.get("versions", [[0, len(self.all_ids), self.step.get("version", self.machine.version)]])
 
     def _logprob(self) -> float:
         if self.machine.mode == "processed" and self.sampling.get("top_k") == 1:

@@ -85,7 +85,7 @@ def test_every_documented_name_is_there_and_no_other(
     numbers = trainer.rollout(0).metrics
     told = numbers | trainer.evaluate(0).metrics
     assert set(told) == documented()
-    assert {f"polar/{name}" for name in CONTRACT.split()} <= set(numbers)
+    assert {f"polar/{name}" for name in CONTRACT} <= set(numbers)
     assert "polar/eval/resolved_rate" in told
     assert all(type(value) in (int, float) and math.isfinite(value) for value in told.values())
     assert set(trainer.rollout(1).metrics) == set(numbers)

@@ -41,6 +41,7 @@ KEYS = (
     "polar_max_consecutive_drops",
     "polar_max_trajectory_tokens",
 )
+EXAMPLE = "e.g. {agent: {harness: mini_swe_agent}, evaluator: {strategy: command, config: {command: ./test.sh}}}"
 ANY_ADDRESS = ("0.0.0.0", "::", "[::]")
 _SAMPLING = {
     "temperature": "rollout_temperature",
@@ -87,7 +88,7 @@ def resolve_polar_slime_config(args: Any) -> PolarSlimeConfig:
     read = _Keys(args)
     template = read.mapping("polar_task_template")
     if "agent" not in template:
-        raise ConfigError("polar_task_template: agent is missing: say which harness runs, e.g. {harness: shell, ...}")
+        raise ConfigError(f"polar_task_template: agent is missing: say which harness runs, {EXAMPLE}")
     host = read.text("polar_callback_host", "127.0.0.1")
     if host in ANY_ADDRESS:
         raise ConfigError(f"polar_callback_host: {host} is no address the server can call; give this machine's own")
@@ -139,6 +140,8 @@ def task_payload(
 ) -> dict[str, Any]:
     """The TaskRequest of one group, as plain data. `forced` fields win over the template's; metadata is merged."""
     names = _names(args, group, rollout_id, task_position)
+    if config.instruction_template is None or "{instruction}" in config.instruction_template:
+        _check_is_text(group[0].prompt)
     if config.instruction_template is not None:
         names["instruction"] = str(render(config.instruction_template, names, "polar_instruction_template"))
     payload = render(config.task_template, names, "polar_task_template")
@@ -198,6 +201,18 @@ def _names(args: Any, group: Sequence[Any], rollout_id: int, task_position: int)
         "sample": {name: getattr(sample, name) for name in shown} | {"status": sample.status.value},
         "task_position": task_position,
     }
+
+
+def _check_is_text(prompt: Any) -> None:
+    """An instruction is text: a picture in it would be dropped without a word."""
+    for message in [] if isinstance(prompt, str) else prompt:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else []:
+            if not isinstance(part, str) and not isinstance(part.get("text"), str):
+                raise ConfigError(
+                    f"input_key: a prompt has a part of type {part.get('type')!r}, and an instruction is text; upload it "
+                    "with runtime.prepare of polar_task_template, and say by polar_instruction_template where it is"
+                )
 
 
 def _server_url(read: _Keys) -> str:
@@ -261,7 +276,7 @@ class _Keys:
     def mapping(self, key: str) -> dict[str, Any]:
         value = self._get(key)
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{key} is missing or no mapping: it is the task each prompt becomes")
+            raise ConfigError(f"{key} is missing or no mapping: it is the task that each prompt becomes, {EXAMPLE}")
         return dict(value)
 
     def optional_text(self, key: str) -> str | None:
@@ -269,7 +284,7 @@ class _Keys:
         if value is None or value == "":
             return None
         if not isinstance(value, str):
-            raise ConfigError(f"{key}: {value!r} is no text")
+            raise ConfigError(f"{key}: {value!r} is no text: put it in quotes")
         return value
 
     def text(self, key: str, default: str) -> str:
@@ -303,7 +318,7 @@ class _Keys:
     def seconds(self, key: str, default: float | None) -> float | None:
         value = self._number(key)
         if value is not None and value <= 0:
-            raise ConfigError(f"{key}: {value} is not above 0")
+            raise ConfigError(f"{key}: {value} is not above 0: give seconds, or leave it out for the default")
         return default if value is None else value
 
     def fraction(self, key: str, default: float) -> float:
@@ -317,5 +332,5 @@ class _Keys:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ConfigError(f"{key}: {value!r} is no finite number")
+            raise ConfigError(f"{key}: {value!r} is no finite number: write it without quotes, e.g. 0.5")
         return value

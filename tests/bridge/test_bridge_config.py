@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import yaml
 from tests.bridge.making import arguments, group
 
 from polar.errors import ConfigError
 from slime_bridge.config import (
+    KEYS,
+    PolarSlimeConfig,
     checked_request,
     render_topology_template,
     resolve_polar_slime_config,
@@ -36,38 +43,68 @@ def test_the_cap_of_a_trace_is_what_fits_on_the_ranks_of_one_sample():
     assert resolve_polar_slime_config(arguments(polar_max_trajectory_tokens=7)).rules.max_tokens == 7
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("polar_rollout_url", None),
-        ("polar_rollout_url", "127.0.0.1:80"),
-        ("polar_rollout_url", 5),
-        ("polar_task_template", None),
-        ("polar_task_template", {"evaluator": {}}),
-        ("polar_max_async_level", 0),
-        ("polar_max_async_level", 1.5),
-        ("polar_max_async_level", True),
-        ("polar_prefetch", "yes"),
-        ("polar_overlong", "cut"),
-        ("polar_timeout_policy", "keep"),
-        ("polar_single_survivor", "one"),
-        ("polar_request_timeout", 0),
-        ("polar_request_timeout", float("nan")),
-        ("polar_callback_host", "0.0.0.0"),
-        ("polar_callback_host", "::"),
-        ("polar_min_complete_accept_fraction", 1.1),
-        ("polar_min_complete_accept_fraction", "half"),
-        ("polar_task_timeout_floor", -1),
-        ("polar_weight_update_pause_timeout", 0),
-        ("polar_straggler_deadline", 0),
-        ("polar_max_consecutive_drops", 0),
-        ("polar_max_trajectory_tokens", -5),
-        ("rollout_batch_size", None),
-    ],
-)
+SEEN_AS: dict[str, tuple[object, Callable[[PolarSlimeConfig], object], list[object]]] = {
+    "polar_rollout_url": ("http://a:1/", lambda config: config.rollout_url + "/", [5, "127.0.0.1:80", None]),
+    "polar_topology_path": ("TOPOLOGY", lambda config: "TOPOLOGY", [5, "/no/such/file"]),
+    "polar_task_template": (
+        {"agent": {"harness": "x"}},
+        lambda config: config.task_template,
+        [None, "shell", ["agent"], {"evaluator": {}}],
+    ),
+    "polar_task_id_template": ("t-{rollout_id}", lambda config: config.task_id_template, [5, ["a"]]),
+    "polar_instruction_template": ("Do {instruction}", lambda config: config.instruction_template, [True, {}]),
+    "polar_reward_key": ("acc", lambda config: config.rules.reward_keys[1], [1, ["acc"]]),
+    "polar_max_async_level": (3, lambda config: config.max_async_level, [0, -1, 1.5, True, "2"]),
+    "polar_prefetch": (True, lambda config: config.prefetch, ["yes", 1, []]),
+    "polar_overlong": ("clip", lambda config: config.rules.overlong, ["cut", 1]),
+    "polar_timeout_policy": ("truncate", lambda config: config.rules.timeout_policy, ["keep", False]),
+    "polar_single_survivor": ("raw", lambda config: "raw", ["one", 0]),
+    "polar_request_timeout": (5, lambda config: config.request_timeout, [0, -1.0, math.nan, math.inf, "60"]),
+    "polar_callback_host": ("10.0.0.1", lambda config: config.callback_host, ["0.0.0.0", "::", "[::]", 7]),
+    "polar_min_complete_accept_fraction": (
+        0.5,
+        lambda config: config.min_complete_accept_fraction,
+        [-0.1, 1.1, math.nan, "half", True],
+    ),
+    "polar_eval_dataset_name": ("held_out", lambda config: config.eval_dataset_name, [1, []]),
+    "polar_task_timeout_floor": (60.0, lambda config: config.task_timeout_floor, [0, -1, "1m"]),
+    "polar_weight_update_pause_timeout": (9.0, lambda config: config.weight_update_pause_timeout, [0, math.inf, "9"]),
+    "polar_straggler_deadline": (9.0, lambda config: config.straggler_deadline, [0, -9, "soon"]),
+    "polar_max_consecutive_drops": (3, lambda config: config.max_consecutive_drops, [0, 2.5, "64"]),
+    "polar_max_trajectory_tokens": (99, lambda config: config.rules.max_tokens, [0, -5, 1e3]),
+}
+"""Each key: a right value, where it is seen, and wrong ones."""
+
+
+def test_every_key_is_documented_and_in_this_table():
+    documented = set(re.findall(r"polar_[a-z_]+", (Path(__file__).parents[2] / "docs" / "slime.md").read_text()))
+    assert set(KEYS) == set(SEEN_AS) <= documented
+
+
+@pytest.mark.parametrize("key", SEEN_AS)
+def test_a_right_value_comes_through(key: str, tmp_path):
+    value, seen, _ = SEEN_AS[key]
+    (tmp_path / "topology.yaml").write_text("rollout: {port: 9}")
+    given = str(tmp_path / "topology.yaml") if value == "TOPOLOGY" else value
+    assert seen(resolve_polar_slime_config(arguments(**({"reward_key": "score"} | {key: given})))) == value
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, (_, _, wrong) in SEEN_AS.items() for value in wrong])
 def test_a_wrong_value_is_an_error_that_names_its_key(key: str, value: object):
+    without = {"polar_rollout_url": None} if key == "polar_topology_path" else {}
+    with pytest.raises(ConfigError, match=key):
+        resolve_polar_slime_config(arguments(**(without | {key: value})))
+
+
+@pytest.mark.parametrize(("key", "value"), [("rollout_batch_size", None), ("update_weights_interval", 0)])
+def test_of_slimes_own_values_too(key: str, value: object):
     with pytest.raises(ConfigError, match=key):
         resolve_polar_slime_config(arguments(**{key: value}))
+
+
+def test_a_misspelt_key_is_refused_with_what_was_meant():
+    with pytest.raises(ConfigError, match=r"polar_prefech: there is no such key; did you mean polar_prefetch\?"):
+        resolve_polar_slime_config(arguments(polar_prefech=True))
 
 
 def test_rewards_are_dicts_where_slime_reads_them_by_key():
@@ -82,6 +119,29 @@ def test_a_topology_gives_the_server(tmp_path):
     path.write_text("rollout: {public_url: 'http://server:9/'}\n")
     config = resolve_polar_slime_config(arguments(polar_rollout_url=None, polar_topology_path=str(path)))
     assert config.rollout_url == "http://server:9"
+
+
+@pytest.mark.parametrize(
+    ("rollout", "url"),
+    [
+        ("{}", "http://127.0.0.1:8080"),
+        ("{host: 10.0.0.1, port: 9}", "http://10.0.0.1:9"),
+        ("{host: 'fd00::1'}", "http://[fd00::1]:8080"),
+    ],
+)
+def test_a_topology_without_a_public_url(tmp_path, rollout: str, url: str):
+    path = tmp_path / "topology.yaml"
+    path.write_text(f"rollout: {rollout}\n")
+    assert (
+        resolve_polar_slime_config(arguments(polar_rollout_url=None, polar_topology_path=str(path))).rollout_url == url
+    )
+
+
+def test_a_topology_that_listens_everywhere_has_to_say_where_it_is(tmp_path):
+    path = tmp_path / "topology.yaml"
+    path.write_text("rollout: {host: 0.0.0.0}\n")
+    with pytest.raises(ConfigError, match=r"polar_topology_path.*set public_url"):
+        resolve_polar_slime_config(arguments(polar_rollout_url=None, polar_topology_path=str(path)))
 
 
 def test_a_task_carries_the_group_and_slimes_sampling():
@@ -134,6 +194,20 @@ def test_a_template_that_is_no_task_names_the_field():
         checked_request(made)
 
 
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"polar_task_id_template": "a/b"}, "polar_task_id_template: task_id: .*slashes"),
+        ({"rollout_top_p": 2.0}, "Slime's rollout flags: sampling.top_p"),
+        ({"rollout_stop_token_ids": ["x"]}, "Slime's rollout flags: sampling.stop_token_ids"),
+        ({"polar_instruction_template": " "}, "instruction is empty"),
+    ],
+)
+def test_a_task_that_is_refused_names_the_key_it_came_from(changed: dict, named: str):
+    with pytest.raises(ConfigError, match=named):
+        checked_request(payload(arguments(**changed)))
+
+
 @pytest.mark.parametrize(("given", "expected"), [(10.0, 30.0), (50.0, 50.0), (None, 30.0)])
 def test_the_timeout_floor(given: float | None, expected: float):
     template = {"agent": {"harness": "x"}} | ({} if given is None else {"timeout_seconds": given})
@@ -154,3 +228,16 @@ def test_a_topology_template_points_its_gateways_at_slimes_router(tmp_path):
     assert [node["inference"]["base_url"] for node in document["gateway"]["nodes"]] == ["http://10.0.0.1:3000"] * 2
     with pytest.raises(ConfigError, match="sglang_router_ip"):
         render_topology_template(path, arguments())
+
+
+def test_a_prompt_with_a_picture_is_refused_unless_the_instruction_does_without_it():
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    prompt = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, picture]}]
+    with pytest.raises(ConfigError, match=r"input_key: .*'image_url'.*polar_instruction_template"):
+        payload(arguments(), group(1, prompt=prompt))
+    made = payload(arguments(polar_instruction_template="See /session/{sample.label}.png"), group(1, prompt=prompt))
+    assert made["instruction"] == "See /session/42.png"
+    assert (
+        payload(arguments(), group(1, prompt=[{"role": "user", "content": ["a", {"text": "b"}]}]))["instruction"]
+        == "ab"
+    )

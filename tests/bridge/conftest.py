@@ -45,6 +45,12 @@ class Gateway:
         """The threads end with the server, which holds their requests open."""
         self._stopped.set()
 
+    def release(self) -> None:
+        """Plays again what is left running, by the script as it is now."""
+        held, self._node.held = {each.session_id for each in self._node.held}, []
+        for lease in [each for each in self.leases if each.session_id in held]:
+            self._play(lease)
+
     def tasks(self) -> list[dict[str, Any]]:
         """The tasks of the leases, once each, in the order of their coming."""
         return list({task["task_id"]: task for task in (each.task for each in self.leases)}.values())

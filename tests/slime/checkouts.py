@@ -27,7 +27,7 @@ on_every_checkout = pytest.mark.parametrize("checkout", CHECKOUTS, ids=lambda pa
 def environment(checkout: Path, **more: str) -> dict[str, str]:
     path = [TESTS / "peers" / "slime_standins", checkout, ROOT / "src", ROOT]
     quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
-    quiet |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+    quiet |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_raylet_start_wait_time_s": "300"}
     here = {"PYTHONPATH": ":".join(map(str, path)), "POLAR_INSIDE_SLIME": str(checkout)}
     return os.environ | quiet | here | more
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tests.slime.closed_form import advantages
 from tests.slime.world import BATCH, SESSIONS, World
 
 
@@ -110,14 +111,11 @@ def check_weights(rows: list[Row]) -> None:
 
 
 def check_advantages(rows: list[Row]) -> None:
-    """(reward − mean of the others) / standard deviation, over the trajectories of a prompt that are trained."""
-    values: dict[int, dict[int, float]] = defaultdict(dict)
+    """As v0.3.0 and later shape by default: with the standard deviation."""
+    rewards: dict[int, dict[Any, float]] = defaultdict(dict)
     for row in rows:
         if any(row.mask):
-            values[row.prompt_group][row.index] = row.reward
+            rewards[row.prompt_group][row.index] = row.reward
+    expected = {index: value for group in rewards.values() for index, value in advantages(group, std=True).items()}
     for row in rows:
-        group = values[row.prompt_group]
-        others = [value for index, value in group.items() if index != row.index]
-        spread = np.std(list(group.values()), ddof=1)
-        expected = (row.reward - np.mean(others)) / spread if any(row.mask) and spread else 0.0
-        assert math.isclose(row.advantage, expected, rel_tol=1e-5, abs_tol=1e-6), (row, expected)
+        assert math.isclose(row.advantage, expected.get(row.index, 0.0), rel_tol=1e-5, abs_tol=1e-6), row

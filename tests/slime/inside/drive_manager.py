@@ -1,8 +1,8 @@
 """Slime's real RolloutManager as a Ray actor, driven as its training loops drive it; no trainer behind it.
 
-`python -m tests.slime.inside.drive_manager OUT ENGINE FLAGS…`: an evaluation and three rollouts, and the save of the second
-one called after the third was generated, as an asynchronous loop does. Then a second manager goes on from what was saved.
-OUT gets what each rank of the trainer would have had, and what Slime logged.
+`python -m tests.slime.inside.drive_manager OUT ENGINE FLAGS…`: an evaluation and three rollouts, and the save of the
+second one called after the third was generated, as an asynchronous loop does. Then a second manager goes on from what
+was saved. OUT gets what each rank of the trainer would have had, and what Slime logged.
 """
 
 from __future__ import annotations

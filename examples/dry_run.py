@@ -74,7 +74,7 @@ def _settings(path: Any) -> dict[str, Any]:
 
 
 def first_task(args: Any, config: PolarSlimeConfig) -> tuple[TaskRequest, list[str]]:
-    """The first prompt's task, all its plug-ins made once, and the fields of it that no one reads. Raises PolarError."""
+    """The first prompt's task, its plug-ins made once, and the fields of it that no one reads. Raises PolarError."""
     row = next(iter(read_file(args.prompt_data)), None)
     if row is None:
         raise TaskFault(f"{args.prompt_data} has no prompts")
@@ -106,10 +106,11 @@ class Shown(yaml.SafeDumper):
     """Texts of several lines as such."""
 
 
-Shown.add_representer(
-    str,
-    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
-)
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+Shown.add_representer(str, _text)
 
 
 def shown(value: Any) -> Any:

@@ -95,9 +95,7 @@ def main() -> None:
     placed = [(row, place_of(row, options.images, options.checkouts)) for row in rows]
     made = [prompt_data(row, place, options.test_command) for row, place in placed if place is not None]
     if len(made) <= options.eval:
-        raise SystemExit(
-            f"{len(made)} of {len(rows)} rows have a place to work in: too few, with --eval {options.eval}"
-        )
+        raise SystemExit(f"{len(made)} of {len(rows)} rows have a place to work in, and --eval takes {options.eval}")
     at = len(made) - options.eval
     options.out.mkdir(parents=True, exist_ok=True)
     for name, found in {"train": made[:at], "eval": made[at:]}.items():

@@ -1,4 +1,4 @@
-"""One `polar serve` over one scripted engine for all examples; its gateway finds plug-ins as run.sh has it find them."""
+"""One `polar serve` over one scripted engine for all examples; its gateway finds plug-ins where run.sh has them."""
 
 from __future__ import annotations
 

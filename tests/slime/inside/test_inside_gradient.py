@@ -155,8 +155,8 @@ def gradient_by_sample(ranks: list[dict[str, Any]]) -> dict[int, np.ndarray]:
 
 
 def gradient_of(rank: dict[str, Any], places: list[int], microbatches: int) -> list[np.ndarray]:
-    """d loss / d logp of the response tokens of these samples, in one micro-batch of the real loss; a step's gradient is
-    the mean over its micro-batches."""
+    """d loss / d logp of the response tokens of these samples, in one micro-batch of the real loss; a step's gradient
+    is the mean over its micro-batches."""
     tokens = [torch.as_tensor(rank["tokens"][place]) for place in places]
     lengths = [int(rank["response_lengths"][place]) for place in places]
     name = "rollout_mask_sums" if "rollout_mask_sums" in rank else "group_mask_sums"

@@ -66,6 +66,10 @@ class Fitted:
     """traces, by name; one without a trainable token is `empty` too"""
     clipped: int = 0
 
+    def leave(self, why: Unused, tokens: int) -> None:
+        if tokens:
+            self.unused[why.value] += tokens
+
     @property
     def trainable(self) -> int:
         return sum(each.trainable for each in self.traces)
@@ -83,11 +87,11 @@ def _fit(index: int, trace: Trace, rules: ConversionRules, fitted: Fitted) -> No
     before = _checked(trace)
     if before == 0 or len(trace.prompt_ids) == 0:
         fitted.dropped[Unused.EMPTY.value] += 1
-        fitted.unused += Counter({Unused.EMPTY.value: before})
+        fitted.leave(Unused.EMPTY, before)
         return
     kept = _within(trace, rules)
     trainable = before if kept is trace else int(np.count_nonzero(kept.loss_mask))
-    fitted.unused += Counter({Unused.OVERLONG.value: before - trainable})
+    fitted.leave(Unused.OVERLONG, before - trainable)
     if trainable == 0:
         fitted.dropped[Unused.OVERLONG.value] += 1
         return

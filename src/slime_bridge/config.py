@@ -210,8 +210,8 @@ def _check_is_text(prompt: Any) -> None:
         for part in content if isinstance(content, list) else []:
             if not isinstance(part, str) and not isinstance(part.get("text"), str):
                 raise ConfigError(
-                    f"input_key: a prompt has a part of type {part.get('type')!r}, and an instruction is text; upload it "
-                    "with runtime.prepare of polar_task_template, and say by polar_instruction_template where it is"
+                    f"input_key: a prompt has a part of type {part.get('type')!r}, and an instruction is text; upload "
+                    "it with runtime.prepare of polar_task_template, and say by polar_instruction_template where it is"
                 )
 
 

@@ -26,8 +26,7 @@ from slime_bridge.tasks import Tasks
 
 log = logging.getLogger(__name__)
 PROGRESS_SECONDS = 60.0
-CLOSED = "closed"
-"""accepted groups that wait when the worker is closed: their prompts are given out again"""
+CLOSED = "the bridge's worker is closed"
 
 
 class BridgeFault(PolarError):
@@ -238,13 +237,14 @@ class Groups:
             raise self._fault
 
     def close(self) -> None:
-        """Cancels everything; what was taken and not returned is the data source's again."""
+        """Cancels everything, also a call that waits; what was taken and not returned is the data source's again."""
+        self._fault = BridgeFault(CLOSED)
         running = [*self._in_flight.values(), *self._late.values()]
         for each in running:
             each.task.cancel()
         self._hand_back([each.source for each in running] + [group.source for group in self._finished])
         for group in self._finished:
-            self._ledger.expired(CLOSED, group.trained)
+            self._ledger.expired("closed", group.trained)
         self._finished.clear()
 
     async def _cancel_all(self) -> None:

@@ -16,12 +16,11 @@ from typing import Any, TypeVar
 import aiohttp
 
 from polar.client import AsyncClient
-from polar.errors import ConfigError
 from slime_bridge.colocation import awake
 from slime_bridge.config import PolarSlimeConfig, router_url
 from slime_bridge.engine import engine_version
 from slime_bridge.evaluation import evaluate
-from slime_bridge.groups import Collected, Groups
+from slime_bridge.groups import CLOSED, BridgeFault, Collected, Groups
 from slime_bridge.preflight import check_args, colocated
 from slime_bridge.preflight_server import check_callback, check_server
 from slime_bridge.slime_types import RolloutFnEvalOutput
@@ -118,7 +117,7 @@ class Worker:
             self._life.result()
         except BaseExceptionGroup as faults:
             raise _first(faults) from faults
-        raise ConfigError("the bridge's worker is closed")
+        raise BridgeFault(CLOSED)
 
 
 def _first(fault: BaseException) -> BaseException:

@@ -93,6 +93,13 @@ class Gateway:
             except httpx.HTTPError:
                 self._stopped.wait(0.1)
 
+    def finish(self, instruction: str) -> None:
+        """Ends, well, what it has left running of this task."""
+        for held in self._node.held:
+            for lease in self.leases:
+                if lease.session_id == held.session_id and lease.task["instruction"] == instruction:
+                    self._deliver(lease, done(lease, self._node))
+
     def _play(self, lease: Lease) -> None:
         if lease.task["task_id"].startswith(PROBE):
             self._insist(lambda: self._node.result(fault(lease, self._node, retryable=False)))
@@ -102,7 +109,11 @@ class Gateway:
         if result is None:
             held = Held(session_id=lease.session_id, attempt=lease.attempt, stage=SessionStatus.RUNNING)
             self._node.held = [*self._node.held, held]
-            return
+        else:
+            self._deliver(lease, result)
+
+    def _deliver(self, lease: Lease, result: NodeResult) -> None:
+        self._node.held = [each for each in self._node.held if each.session_id != lease.session_id]
         log = f"log of {lease.session_id}".encode()
         self._insist(lambda: self._node.upload(lease, log))
         if result.traces is not None:

@@ -1,4 +1,5 @@
-"""A trainer as a process of its own that takes one rollout and waits to be killed: argv[1] is what its args change."""
+"""A trainer as a process of its own that takes one rollout, or with "eval" one evaluation, and waits to be killed:
+argv[1] is what its args change."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from tests.bridge.making import arguments
 from tests.peers.trainer import Trainer
 
 if __name__ == "__main__":
-    Trainer(arguments(**json.loads(sys.argv[1]))).rollout(0)
+    trainer = Trainer(arguments(**json.loads(sys.argv[1])))
+    _ = trainer.evaluate(0) if sys.argv[2:] == ["eval"] else trainer.rollout(0)
     print("done", flush=True)
     sys.stdin.read()

@@ -16,12 +16,14 @@ KEPT_HEADERS = {"content-type", "accept", "x-polar-control-token"}
 
 class Relay:
     """`lose_request(path, number)` and `lose_answer(path, number)`: whether to; `number` counts a path's calls from 0.
-    `rewrite(body)` may change a body on the way there. Both losses close the connection without an answer."""
+    `rewrite(body)` may change a body on the way there; `answer_instead(path)` may be the status of an answer that is
+    given in the server's place. Both losses close the connection without an answer."""
 
     def __init__(self, target: str) -> None:
         self.lose_request: Callable[[str, int], bool] = lambda path, number: False
         self.lose_answer: Callable[[str, int], bool] = lambda path, number: False
         self.rewrite: Callable[[bytes], bytes] = lambda body: body
+        self.answer_instead: Callable[[str], int | None] = lambda path: None
         self.calls: list[str] = []
         self._target = httpx.Client(base_url=target, timeout=40, trust_env=False)
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -46,6 +48,9 @@ class Relay:
                 self.close_connection = True
                 body = relay.rewrite(self.rfile.read(int(self.headers.get("content-length") or 0)))
                 if relay.lose_request(path, number):
+                    return
+                if (status := relay.answer_instead(path)) is not None:
+                    self.send_error(status)
                     return
                 headers = {name: value for name, value in self.headers.items() if name.lower() in KEPT_HEADERS}
                 answer = relay._target.request(self.command, self.path, content=body, headers=headers)

@@ -21,13 +21,21 @@ class Step:
     rewards: list[float]
     metrics: dict[str, Any]
 
+    @property
+    def groups(self) -> list[int]:
+        """Their numbers, in the order of the nest."""
+        return [group[0][0].group_index for group in self.nest]
+
 
 class Trainer:
-    """Holds the data source over all rollouts; `args` are the test's to change between calls."""
+    """Holds the data source over all rollouts; `args` are the test's to change between calls. As Slime does, it goes
+    on behind rollout `after`, where its args.load has the state of that one."""
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Any, *, after: int | None = None) -> None:
         self.args = args
         self.data_source = CeilEpochRolloutDataSourceWithBuffer(args)
+        if after is not None:
+            self.data_source.load(after)
 
     def rollout(self, rollout_id: int) -> Step:
         output = generate_rollout_polar_async(self.args, rollout_id, self.data_source, evaluation=False)
@@ -39,3 +47,7 @@ class Trainer:
 
     def evaluate(self, rollout_id: int) -> Any:
         return generate_rollout_polar_async(self.args, rollout_id, self.data_source, evaluation=True)
+
+    def save(self, rollout_id: int) -> None:
+        """The asynchronous loop does so when the next rollout has been generated."""
+        self.data_source.save(rollout_id)

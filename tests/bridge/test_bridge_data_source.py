@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from tests.bridge.making import arguments
 from polar.errors import ConfigError
 from slime_bridge import standalone
 from slime_bridge.data_source import CeilEpochRolloutDataSourceWithBuffer
+from slime_bridge.slime_types import Sample
 
 
 def source(folder, *, prompts: int = 10, batch: int = 4, **changed):
@@ -130,3 +133,106 @@ def test_bad_prompts_are_named(tmp_path):
     for path, named in ((bad, r"bad.jsonl, line 2"), (tmp_path / "absent.jsonl", "absent"), ("rows.csv", "rows.csv")):
         with pytest.raises(ConfigError, match=named):
             list(standalone.read_file(str(path)))
+
+
+def test_what_is_handed_back_is_saved_once_and_keeps_its_numbers(tmp_path):
+    first = source(tmp_path)
+    groups = first.take(3)
+    first.add_samples(groups[1:2])
+    first.save(0)
+    again = source(tmp_path)
+    again.load(0)
+    assert [group[0].group_index for group in again.get_samples(4)] == [0, 2, 1, 3]
+
+
+def test_groups_of_others_get_numbers_that_nobody_has(tmp_path):
+    """A group without any, a copy of one that is out, the same one twice, and one with numbers yet to be given."""
+    data = source(tmp_path)
+    out, returned = data.take(2)
+    data.returned(0, [returned])
+    stranger = [Sample(prompt="mine"), Sample(prompt="mine")]
+    future = [Sample(prompt="later", group_index=99, index=198), Sample(prompt="later", group_index=99, index=199)]
+    data.add_samples([stranger, [copy.copy(sample) for sample in out], returned, returned, future])
+    groups = data.get_samples(5)
+    assert prompts_of(groups) == ["mine", "p0", "p1", "p1", "later"]
+    assert groups[2] is returned
+    numbers = [sample.index for group in [out, *groups, *data.get_samples(3)] for sample in group]
+    assert len(set(numbers)) == len(numbers)
+    assert [sample.index for sample in out] == [0, 1]
+
+
+def newest_first(args, rollout_id, buffer, num_samples):
+    """As a buffer_filter_path of a user's."""
+    return [buffer.pop() for _ in range(min(num_samples, len(buffer)))]
+
+
+def test_a_buffer_filter_is_honoured(tmp_path):
+    data = source(tmp_path, buffer_filter_path=f"{__name__}.newest_first")
+    data.add_samples(data.get_samples(3))
+    assert prompts_of(data.get_samples(4)) == ["p2", "p1", "p0", "p3"]
+
+
+def test_a_buffer_filter_that_is_not_there_is_named():
+    with pytest.raises(ConfigError, match=r"buffer_filter_path: cannot load 'no\.such\.filter'"):
+        standalone.load_function("no.such.filter")
+
+
+def test_metadata_beyond_json_is_kept_or_refused_by_name(tmp_path):
+    data = source(tmp_path)
+    ((sample, _),) = data.take(1)
+    sample.metadata = {"vector": np.arange(3), "number": np.float32(0.5)}
+    data.save(0)
+    again = source(tmp_path)
+    again.load(0)
+    assert again.get_samples(1)[0][0].metadata == {"vector": [0, 1, 2], "number": 0.5}
+    sample.metadata = {"thing": object()}
+    with pytest.raises(ConfigError, match="metadata_key: object"):
+        data.save(1)
+
+
+def test_a_broken_state_is_named(tmp_path):
+    data = source(tmp_path)
+    data.save(0)
+    path = tmp_path / "rollout" / "polar_data_source_0.json"
+    path.write_text(path.read_text()[:-9])
+    with pytest.raises(ConfigError, match=r"load: .*polar_data_source_0\.json"):
+        data.load(0)
+
+
+DEEDS = st.lists(
+    st.tuples(st.sampled_from(["take", "return", "drop", "hand back", "restart"]), st.integers(1, 7)), max_size=25
+)
+
+
+@given(deeds=DEEDS, shuffle=st.booleans())
+def test_no_group_is_lost_or_given_out_twice_whatever_happens(tmp_path_factory, deeds, shuffle: bool):
+    """Groups are the numbers 0, 1, 2, … each of which ends as returned or dropped once, over restarts too."""
+    folder = tmp_path_factory.mktemp("data")
+    data = source(folder, rollout_shuffle=shuffle)
+    out, ended = [], []
+    for rollout_id, (deed, count) in enumerate(deeds):
+        some = out[:count]
+        if deed == "take":
+            out += data.take(count)
+        elif deed == "restart":
+            data.save(rollout_id)
+            data = source(folder, rollout_shuffle=shuffle)
+            data.load(rollout_id)
+            assert data.resumed_groups == len(data.buffer) >= len(out)
+            out = []
+        else:
+            out = out[count:]
+            if deed == "hand back":
+                data.add_samples(some)
+                continue
+            ended += some
+            if deed == "return":
+                data.returned(rollout_id, some)
+            else:
+                for group in some:
+                    data.dropped(group)
+        assert len({group[0].group_index for group in out}) == len(out)
+    known = [group[0].group_index for group in [*ended, *out, *data.get_samples(len(data.buffer))]]
+    assert sorted(known) == list(range(data.sample_group_index))
+    expected = prompts_of(source(folder, rollout_shuffle=shuffle).get_samples(data.sample_group_index))
+    assert all(group[0].prompt == expected[group[0].group_index] for group in [*ended, *out])

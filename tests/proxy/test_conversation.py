@@ -66,7 +66,8 @@ def reparsed(dialect: Any, answer: dict[str, Any]) -> dict[str, Any]:
     finished = Answer(opening=Opening(id="x", model="m", created=0), message=answer, finish_reason="stop")
     whole = dialect.whole(finished)
     said = whole["choices"][0]["message"] if "choices" in whole else {"role": "assistant", "content": whole["content"]}
-    return dialect.parse({"model": "m", "messages": [user("x"), json.loads(json.dumps(said))]}, "").messages[1]
+    messages = [user("x"), json.loads(json.dumps(said)), user("y")]
+    return dialect.parse({"model": "m", "messages": messages}, "").messages[1]
 
 
 @settings(max_examples=50)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import time
 from collections.abc import Callable
 from contextlib import aclosing, suppress
@@ -16,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import structlog
 
-from polar.errors import EngineFault, PolarError, ServerFault, TaskFault
+from polar.errors import EngineFault, HarnessFault, PolarError, ServerFault, TaskFault
 from polar.protocols import AnswerReader, Delta, EngineCall, Piece
-from polar.proxy.canonical import Answer, Ask, Message, Opening, Refusal
+from polar.proxy.canonical import Answer, Ask, Message, Opening, Refusal, number_too_large
 from polar.proxy.conversation import Conversation, Place, Plan
 from polar.proxy.forms import grammar_of
 from polar.proxy.sampling import effective, reshapes
@@ -132,6 +133,13 @@ class Call:
         except PolarError as fault:
             self._transcript.cut("error", fault)
             self._fail(self._session.blame(fault))
+        except OverflowError as error:  # of what encodes JSON and msgpack, whoever has to write the number first
+            self._transcript.cut("error", HarnessFault(str(error), name="engine_refused"))
+            assert self._body is not None, "the task has not ended"
+            where = number_too_large(json.loads(self._body.raw))
+            too_large = Refusal("bad_request", f"{where}: the number is beyond 64 bits")
+            self._session.refuse(self._dialect, too_large)
+            self._fail(too_large)
         except Exception as error:  # a bug of ours ends this call by name; the other sessions of the proxy go on
             log.exception("a model call failed", session=self._session.attempt.session_id)
             bug = ServerFault(f"{type(error).__name__}: {error}")
@@ -304,6 +312,7 @@ class Call:
         cut = last.finish_reason == "length"
         reason = "length" if cut else "tool_calls" if "tool_calls" in message else "stop"
         over = session.over_limit(count)
+        logprobs = self._logprobs() if self._ask.logprobs else None
         self._transcript.finished(place, message, last, reason=reason, text=self._text(), over=over)
         self._relay(self._remainder(message))
         self.opening.prompt_tokens = last.usage.get("prompt_tokens", self.opening.prompt_tokens)
@@ -314,6 +323,7 @@ class Call:
             matched=last.matched if isinstance(last.matched, str) else None,
             completion_tokens=last.usage.get("completion_tokens", count),
             reasoning_tokens=self._thinking(message, last),
+            logprobs=logprobs,
         )
         session.completed(self, self.answer)
         self._notify()
@@ -344,6 +354,12 @@ class Call:
         if rendering is None or last.message is not None or not message.get("reasoning_content"):
             return last.usage.get("reasoning_tokens", 0)
         return rendering.thinking(self._transcript.ids)
+
+    def _logprobs(self) -> list[tuple[str, float]]:
+        rendering, ids = self._session.rendering, self._transcript.ids
+        assert rendering is not None, "else it is refused"
+        texts = (rendering.decode(ids[at : at + 1]) for at in range(len(ids)))
+        return list(zip(texts, self._transcript.logprobs, strict=True))
 
     def _remainder(self, message: Message) -> list[Delta]:
         """What of the message was held back."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -50,6 +52,8 @@ class Ask(msgspec.Struct, kw_only=True):
     sampling: dict[str, Any] = {}
     stream: bool = False
     usage_in_stream: bool = False
+    logprobs: bool = False
+    """whether the client wants to have them too"""
     echo: Any = None
 
     @property
@@ -94,6 +98,8 @@ class Answer(msgspec.Struct, kw_only=True):
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     """of the completion's"""
+    logprobs: list[tuple[str, float]] | None = None
+    """text and logprob of each sampled token, for clients that asked"""
 
 
 class StreamEncoder(Protocol):
@@ -171,37 +177,58 @@ def objects(body: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 
 def picked(body: Mapping[str, Any], names: Mapping[str, tuple[str, Kind]]) -> dict[str, Any]:
     """Sampling settings that are there, under their canonical names: {theirs: (ours, kind)}. Raises Refusal."""
-    found = [(ours, field(body, theirs, kind)) for theirs, (ours, kind) in names.items()]
-    settings = {name: value for name, value in found if value is not None}
+    found = {theirs: field(body, theirs, kind) for theirs, (_, kind) in names.items()}
+    given = {theirs: value for theirs, value in found.items() if value is not None}
+    settings = {names[theirs][0]: value for theirs, value in given.items()}
+    spelt = {names[theirs][0]: theirs for theirs in given}
     try:
         Sampling.model_validate(settings)
     except ValidationError as error:
-        raise Refusal("bad_request", describe(error)) from error
+        told = re.sub(r"(?:(?<=; )|^)\w+", lambda name: spelt.get(name[0], name[0]), describe(error))
+        raise Refusal("bad_request", told) from error
+    stop = settings.get("stop", [])
+    if "" in ([stop] if isinstance(stop, str) else stop):
+        raise Refusal("bad_request", f"{spelt['stop']}: an empty text cannot stop an answer")
     return settings
 
 
-def joined_text(content: Any, where: str, read: Callable[[dict[str, Any]], str]) -> str:
-    """Text of a string or a list of blocks; `read` gives a block's text or refuses it."""
+def refuse(body: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    """Raises Refusal for a field that asks for something of these: {name: why not}."""
+    for name, why in names.items():
+        if body.get(name) not in (None, False, [], ""):
+            raise Refusal("unsupported", f"{name}: {why}")
+
+
+Read = Callable[[dict[str, Any], str], str]
+"""gives a block's text, or refuses it by the name of its place"""
+
+
+def joined_text(content: Any, where: str, read: Read) -> str:
+    """Text of a string or a list of blocks."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
         raise Refusal("bad_request", f"{where}: expected a string or a list of blocks")
-    return "\n".join(read(block) for block in content)
+    return "\n".join(read(block, f"{where}.{at}") for at, block in enumerate(content))
 
 
-def text_block(block: Mapping[str, Any]) -> str:
-    if block.get("type") not in ("text", "input_text", "output_text", "refusal"):
-        raise Refusal("unsupported", f"content of type {block.get('type')!r} is not supported: this model takes text")
-    return str(block.get("refusal" if block["type"] == "refusal" else "text") or "")
+def text_block(block: Mapping[str, Any], where: str) -> str:
+    kind = block.get("type")
+    if kind not in ("text", "input_text", "output_text", "refusal"):
+        raise Refusal("unsupported", f"{where}: content of type {kind!r} is not supported: this model takes text")
+    name = "refusal" if kind == "refusal" else "text"
+    if not isinstance(text := block.get(name) or "", str):
+        raise Refusal("bad_request", f"{where}.{name}: expected str, got {type(text).__name__}")
+    return text
 
 
 def spoken(
     content: Any,
     where: str,
     image: Callable[[dict[str, Any]], str | None],
-    read: Callable[[dict[str, Any]], str] = text_block,
+    read: Read = text_block,
 ) -> Message:
     """The `content` of a message that may have images, and its `parts` where it has. `image` gives a block's URL, None
     for a block of another kind."""
@@ -210,7 +237,7 @@ def spoken(
     if all(url is None for url in urls):
         return {"content": joined_text(content, where, read)}
     pairs = list(zip(blocks, urls, strict=True))
-    texts = [read(block) for block, url in pairs if url is None]
+    texts = [read(block, f"{where}.{at}") for at, (block, url) in enumerate(pairs) if url is None]
     rest = iter(texts)
     parts = [
         {"type": "text", "text": next(rest)} if url is None else {"type": "image_url", "image_url": {"url": url}}
@@ -240,7 +267,13 @@ def json_form(form: Mapping[str, Any], where: str, schema: Any) -> dict[str, Any
     return schema
 
 
-def function_tool(name: str, description: Any, parameters: Any) -> dict[str, Any]:
+def function_tool(name: str, description: Any, parameters: Any, where: str = "tools") -> dict[str, Any]:
+    """Raises Refusal for what is no function's."""
+    for what, value, kind in (("description", description, str), ("parameters", parameters, dict)):
+        if value is not None and not isinstance(value, kind):
+            raise Refusal("bad_request", f"{where}: {what} of {name!r}: expected {kind.__name__}")
+    if not name:
+        raise Refusal("bad_request", f"{where}: a tool has to have a name")
     function = {"name": name, "description": description or "", "parameters": parameters or {"type": "object"}}
     return {"type": "function", "function": function}
 
@@ -249,10 +282,33 @@ def argument_object(call: Mapping[str, Any]) -> dict[str, Any]:
     """A tool call's arguments for APIs that have them as an object; text that is none stands in one field of it."""
     text = call["function"]["arguments"]
     try:
-        value = json.loads(text) if text else {}
+        value = whole_characters(json.loads(text)) if text else {}
     except (ValueError, RecursionError):
         value = text
     return value if isinstance(value, dict) else {"arguments": value}
+
+
+def whole_characters(value: Any) -> Any:
+    """A JSON value with a question mark for each half of a surrogate pair, which no UTF-8 can hold."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+        return value
+    except UnicodeEncodeError:
+        return json.loads(text.encode(errors="replace"))
+
+
+def number_too_large(document: Any, where: str = "") -> str | None:
+    """The place of a number that is not finite or beyond 64 bits."""
+    if isinstance(document, dict):
+        places: Iterable[tuple[Any, Any]] = document.items()
+    elif isinstance(document, list):
+        places = enumerate(document)
+    else:
+        large = isinstance(document, int) and not -(1 << 63) <= document < 1 << 64
+        return where if large or (isinstance(document, float) and not math.isfinite(document)) else None
+    inner = (number_too_large(value, f"{where}.{name}".lstrip(".")) for name, value in places)
+    return next((place for place in inner if place is not None), None)
 
 
 def sealed(reasoning: str) -> str:

@@ -255,7 +255,7 @@ def _named(new: list[Message], messages: list[Message]) -> list[Message]:
 def _spelling_free(arguments: str) -> bytes | str:
     try:
         return _SORTED.encode(_READ.decode(arguments))
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, OverflowError):
         return arguments.strip()
 
 

@@ -32,6 +32,8 @@ def in_words(messages: list[Message]) -> list[Message]:
 
 def grammar_of(ask: Ask, engine: Engine, rendering: Rendering | None) -> dict[str, Any] | None:
     """What an engine that takes ids is told of the form that the answer must have. Raises Refusal."""
+    if ask.logprobs and rendering is None:
+        raise Refusal("unsupported", "logprobs: the tokenizer of this model is not known here")
     if not ask.forced and ask.json_schema is None:
         return None
     asked = "tool_choice" if ask.forced else "a JSON schema for the answer"

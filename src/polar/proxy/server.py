@@ -17,7 +17,7 @@ from aiohttp import web
 
 from polar.errors import PolarError
 from polar.proxy.call import HEAVY_BYTES, Call, aside, planned
-from polar.proxy.canonical import Ask, Dialect, Refusal
+from polar.proxy.canonical import Ask, Dialect, Refusal, number_too_large, whole_characters
 from polar.proxy.dialects import Route, route_of
 from polar.proxy.forms import in_words
 from polar.proxy.session import Session
@@ -148,9 +148,12 @@ def _document(raw: bytes) -> Any:
     except msgspec.DecodeError as first:
         # Harnesses cut text in the middle of a surrogate pair; what is left of it becomes a question mark.
         try:
-            return msgspec.json.decode(json.dumps(json.loads(raw), ensure_ascii=False).encode(errors="replace"))
+            document = whole_characters(json.loads(raw))
         except (ValueError, RecursionError):
             raise Refusal("bad_request", f"the body is not JSON: {first}") from first
+        if place := number_too_large(document):
+            raise Refusal("bad_request", f"{place}: the number is not finite or beyond 64 bits") from first
+        return document
 
 
 async def _count(session: Session, ask: Ask) -> int:

@@ -36,6 +36,16 @@ class Transcript:
         """All that was sampled [n], as far as it is flushed."""
         return self._ids
 
+    @property
+    def logprobs(self) -> list[float]:
+        """One of each of `ids`, as far as it is flushed and not finished; NaN where the engine told none."""
+        missing = float("nan")
+        return [
+            value
+            for chunk in self._chunks
+            for value in (chunk.logprobs.tolist() if chunk.logprobs is not None else [missing] * len(chunk.ids))
+        ]
+
     def opened(self, record: Opened, place: Place, plan: Plan | None) -> None:
         """`plan`: the prompt, where it is known already."""
         prompt = [] if plan is None else [self._conversation.prompt(record.call, place, plan)]

@@ -28,6 +28,7 @@ from polar.proxy.canonical import (
     needed,
     objects,
     picked,
+    refuse,
     spoken,
     text_block,
 )
@@ -52,6 +53,11 @@ _STATUS = {
     "server": (500, "api_error"),
 }
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_REFUSED = {
+    "mcp_servers": "no server is called from here: the harness has to",
+    "container": "nothing is run here",
+}
+_NO_PREFILL = "messages: the last one is the assistant's, and no answer goes on in its middle: end with the user's"
 _BILLING = "x-anthropic-billing-header:"
 
 
@@ -65,6 +71,9 @@ class Anthropic:
             messages += _messages(message, f"messages.{at}")
         if not any(message["role"] != "system" for message in messages):
             raise Refusal("bad_request", "messages: at least one message is required")
+        if messages[-1]["role"] == "assistant":
+            raise Refusal("unsupported", _NO_PREFILL)
+        refuse(body, _REFUSED)
         # What output_config.format is now was output_format in the beta.
         named = field(field(body, "output_config", dict, {}), "format", dict)
         form = field(body, "output_format", dict, {}) if named is None else named
@@ -248,7 +257,7 @@ def _image(block: dict[str, Any]) -> str | None:
 
 def _assistant(blocks: list[dict[str, Any]], where: str) -> Message:
     texts, thoughts, calls = [], [], []
-    for block in blocks:
+    for at, block in enumerate(blocks):
         kind = block.get("type")
         if kind == "thinking":
             thoughts.append(field(block, "thinking", str, ""))
@@ -257,16 +266,16 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> Message:
             function = {"name": needed(block, "name", str), "arguments": arguments}
             calls.append({"id": needed(block, "id", str), "type": "function", "function": function})
         elif kind != "redacted_thinking":
-            texts.append(text_block(block))
+            texts.append(text_block(block, f"{where}.content.{at}"))
     message: Message = {"role": "assistant", "content": "\n".join(texts)}
     message |= {"reasoning_content": "\n".join(thoughts)} if any(thoughts) else {}
     return message | ({"tool_calls": calls} if calls else {})
 
 
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
-    if tool.get("type", "custom") != "custom":
+    if tool.get("type") not in (None, "custom"):
         raise Refusal("unsupported", f"{where}: tools of type {tool['type']!r} are not supported")
-    return function_tool(needed(tool, "name", str), tool.get("description"), tool.get("input_schema"))
+    return function_tool(needed(tool, "name", str), tool.get("description"), tool.get("input_schema"), where)
 
 
 def _tool_choice(choice: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from polar.protocols import Delta
-from polar.proxy.canonical import SSE, Answer, Ask, Opening, Refusal, argument_object, field, objects, sealed
+from polar.proxy.canonical import SSE, Answer, Ask, Opening, Refusal, argument_object, field, sealed
 from polar.proxy.dialects.gemini_input import (
     History,
     named,
@@ -17,6 +17,7 @@ from polar.proxy.dialects.gemini_input import (
     read_sampling,
     read_system,
     read_tools,
+    several,
 )
 
 # Google's clients ask again on 429 and 5xx: an engine that no retry of ours healed is none of these.
@@ -55,7 +56,7 @@ class Gemini:
         choice, allowed = read_choice(named(field(request, "toolConfig", dict, {})))
         return Ask(
             model=found[1],
-            messages=[*read_system(request), *History(objects(request, "contents")).messages],
+            messages=[*read_system(request), *History(several(request, "contents")).messages],
             tools=[tool for tool in read_tools(request) if tool["function"]["name"] in allowed or not allowed] or None,
             tool_choice=choice,
             json_schema=read_form(config),

@@ -23,6 +23,7 @@ from polar.proxy.canonical import (
     needed,
     objects,
     picked,
+    refuse,
     spoken,
     unsealed,
 )
@@ -38,6 +39,11 @@ _SAMPLING: dict[str, tuple[str, Kind]] = {
     "presencePenalty": ("presence_penalty", _NUMBER),
     "frequencyPenalty": ("frequency_penalty", _NUMBER),
 }
+_REFUSED = {
+    "responseFormat": "it is not supported: send responseMimeType and responseJsonSchema",
+    "responseLogprobs": "no logprobs are told",
+    "logprobs": "no logprobs are told",
+}
 _CHOICES = {"MODE_UNSPECIFIED": "auto", "AUTO": "auto", "VALIDATED": "auto", "ANY": "required", "NONE": "none"}
 
 
@@ -50,7 +56,7 @@ class History:
         """calls without a result so far"""
         self._made = 0
         for at, content in enumerate(contents):
-            parts = [named(part) for part in objects(content, "parts")]
+            parts = [named(part) for part in several(content, "parts")]
             self._take(content.get("role") or "user", parts, f"contents.{at}")
         if not self.messages:
             raise Refusal("bad_request", "contents: at least one content is required")
@@ -69,7 +75,7 @@ class History:
             if results:
                 self.messages += [self._result(named(needed(part, "functionResponse", dict)), where) for part in group]
             else:
-                said = spoken(list(group), where, _image, lambda part: _text(part, where))
+                said = spoken(list(group), f"{where}.parts", _image, _text)
                 self.messages.append({"role": "user", **said})
 
     def _result(self, response: dict[str, Any], where: str) -> Message:
@@ -81,7 +87,7 @@ class History:
         number = same[0]["id"] if same else given or self._next_id()
         output = _output(field(response, "response", dict, {}))
         shown = [{"text": output}] if output else []
-        said = spoken([*shown, *map(named, objects(response, "parts"))], where, _image, lambda part: _text(part, where))
+        said = spoken([*shown, *map(named, objects(response, "parts"))], where, _image, _text)
         return {"role": "tool", **said, "tool_call_id": number}
 
     def _answer(self, parts: list[dict[str, Any]], where: str) -> None:
@@ -89,16 +95,16 @@ class History:
             self.messages.append({"role": "assistant", "content": ""})
             self._open = []
         message = self.messages[-1]
-        for part in parts:
+        for at, part in enumerate(parts):
             if (call := field(part, "functionCall", dict)) is not None:
                 calls = message.setdefault("tool_calls", [])
                 calls.append(self._call(named(call)))
                 if reasoning := unsealed(field(part, "thoughtSignature", str, "")):
                     message.setdefault("reasoning_content", reasoning)
             elif part.get("thought"):
-                message["reasoning_content"] = message.get("reasoning_content", "") + _text(part, where)
+                message["reasoning_content"] = message.get("reasoning_content", "") + _text(part, f"{where}.parts.{at}")
             else:
-                message["content"] += _text(part, where)
+                message["content"] += _text(part, f"{where}.parts.{at}")
 
     def _call(self, call: dict[str, Any]) -> dict[str, Any]:
         arguments = json.dumps(field(call, "args", dict, {}), ensure_ascii=False)
@@ -115,6 +121,12 @@ class History:
 def named(message: Mapping[str, Any]) -> dict[str, Any]:
     """With field names in lower camel case; clients may write them with underscores as well."""
     return {re.sub("_([a-z])", lambda found: found[1].upper(), name): value for name, value in message.items()}
+
+
+def several(body: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """A list of objects, of which Google's own examples write a single one bare."""
+    value = body.get(name)
+    return [value] if isinstance(value, dict) else objects(body, name)
 
 
 def _text(part: dict[str, Any], where: str) -> str:
@@ -139,16 +151,15 @@ def _output(response: dict[str, Any]) -> str:
 
 
 def read_system(request: dict[str, Any]) -> list[Message]:
-    parts = objects(field(request, "systemInstruction", dict, {}), "parts")
-    text = "\n".join(_text(named(part), "systemInstruction") for part in parts)
+    parts = several(field(request, "systemInstruction", dict, {}), "parts")
+    text = "\n".join(_text(named(part), f"systemInstruction.parts.{at}") for at, part in enumerate(parts))
     return [{"role": "system", "content": text}] if text else []
 
 
 def read_sampling(config: dict[str, Any]) -> dict[str, Any]:
     if field(config, "candidateCount", int, 1) != 1:
         raise Refusal("unsupported", "candidateCount: one answer a request; send more requests instead")
-    if config.get("responseFormat") is not None:
-        raise Refusal("unsupported", "responseFormat is not supported")
+    refuse(config, _REFUSED)
     if other := [form for form in field(config, "responseModalities", list, []) if form != "TEXT"]:
         raise Refusal("unsupported", f"responseModalities: {other[0]!r} is not supported: this model gives text")
     if isinstance(top := config.get("topK"), float) and top.is_integer():
@@ -169,12 +180,14 @@ def read_form(config: dict[str, Any]) -> dict[str, Any] | None:
 
 def read_tools(request: dict[str, Any]) -> list[dict[str, Any]]:
     declared: list[dict[str, Any]] = []
-    for at, tool in enumerate(map(named, objects(request, "tools"))):
+    for at, tool in enumerate(map(named, several(request, "tools"))):
         if others := [name for name, value in tool.items() if name != "functionDeclarations" and value is not None]:
             raise Refusal("unsupported", f"tools.{at}: {others[0]} is not supported")
         for declaration in map(named, objects(tool, "functionDeclarations")):
             schema = field(declaration, "parametersJsonSchema", dict) or _schema(declaration.get("parameters"))
-            declared.append(function_tool(needed(declaration, "name", str), declaration.get("description"), schema))
+            declared.append(
+                function_tool(needed(declaration, "name", str), declaration.get("description"), schema, f"tools.{at}")
+            )
     return declared
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from polar.proxy.canonical import (
     needed,
     objects,
     picked,
+    refuse,
     spoken,
     text_block,
 )
@@ -39,6 +41,21 @@ _SAMPLING: dict[str, tuple[str, Kind]] = {
     "seed": ("seed", int),
     "frequency_penalty": ("frequency_penalty", _NUMBER),
     "presence_penalty": ("presence_penalty", _NUMBER),
+    "repetition_penalty": ("repetition_penalty", _NUMBER),
+    "logit_bias": ("logit_bias", dict),
+    "ignore_eos": ("ignore_eos", bool),
+}
+_FORM = "send it as response_format"
+_REFUSED = {
+    "functions": "send them as tools",
+    "function_call": "send it as tool_choice",
+    "audio": "this model gives text",
+    "web_search_options": "no search can be run here",
+    "chat_template_kwargs": "the model's template is used as it stands",
+    "continue_final_message": "an answer begins anew behind the last message",
+    "documents": "send their text in messages",
+    "min_tokens": "the policy ends its answers itself",
+    **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), _FORM),
 }
 _STATUS = {
     "bad_request": (400, "invalid_request_error", None),
@@ -76,21 +93,28 @@ class OpenAIChat(OpenAI):
     name = "openai_chat"
 
     def parse(self, body: dict[str, Any], path: str) -> Ask:
-        if field(body, "n", int, 1) != 1:
-            raise Refusal("unsupported", "n: one answer a request; send more requests instead")
+        for name in ("n", "best_of"):
+            if field(body, name, int, 1) != 1:
+                raise Refusal("unsupported", f"{name}: one answer a request; send more requests instead")
+        refuse(body, _REFUSED)
+        if other := [form for form in field(body, "modalities", list, []) if form != "text"]:
+            raise Refusal("unsupported", f"modalities: {other[0]!r} is not supported: this model gives text")
         form = field(body, "response_format", dict, {})
         messages = [_message(message, f"messages.{at}") for at, message in enumerate(objects(body, "messages"))]
         if not messages:
             raise Refusal("bad_request", "messages: at least one message is required")
+        tools = [_tool(tool, f"tools.{at}") for at, tool in enumerate(objects(body, "tools"))]
+        choice, left = _tool_choice(field(body, "tool_choice", (str, dict), "auto"), tools)
         return Ask(
             model=needed(body, "model", str),
             messages=messages,
-            tools=[_tool(tool, f"tools.{at}") for at, tool in enumerate(objects(body, "tools"))] or None,
-            tool_choice=_tool_choice(field(body, "tool_choice", (str, dict), "auto")),
+            tools=left or None,
+            tool_choice=choice,
             json_schema=json_form(form, "response_format", field(form, "json_schema", dict, {}).get("schema")),
             sampling=picked(body, _SAMPLING),
             stream=field(body, "stream", bool, False),
-            usage_in_stream=bool(field(body, "stream_options", dict, {}).get("include_usage")),
+            usage_in_stream=field(field(body, "stream_options", dict, {}), "include_usage", bool, False),
+            logprobs=field(body, "logprobs", bool, False),
         )
 
     def whole(self, answer: Answer) -> dict[str, Any]:
@@ -101,7 +125,7 @@ class OpenAIChat(OpenAI):
             message["tool_calls"] = calls
         elif message["content"] is None:
             message["content"] = ""
-        choice = {"index": 0, "message": message, "finish_reason": answer.finish_reason, "logprobs": None}
+        choice = {"index": 0, "message": message, "finish_reason": answer.finish_reason, "logprobs": _logprobs(answer)}
         return _frame(answer.opening, "chat.completion") | {"choices": [choice], "usage": _usage(answer)}
 
     def encoder(self, opening: Opening) -> _Encoder:
@@ -126,7 +150,7 @@ class _Encoder:
         return self._chunk({"tool_calls": [{"index": self._calls - 1, **(delta.call or {})}]})
 
     def end(self, answer: Answer) -> bytes:
-        last = self._chunk({}, answer.finish_reason)
+        last = self._chunk({}, answer.finish_reason, _logprobs(answer))
         if self._opening.usage_in_stream:
             last += _event(self._frame | {"choices": [], "usage": _usage(answer)})
         return last + b"data: [DONE]\n\n"
@@ -137,8 +161,8 @@ class _Encoder:
     def error(self, refusal: Refusal) -> bytes:
         return _event(OpenAIChat().error(refusal)[1])
 
-    def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    def _chunk(self, delta: dict[str, Any], finish: str | None = None, logprobs: dict[str, Any] | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         return _event(self._frame | {"choices": [choice]})
 
 
@@ -156,6 +180,15 @@ def _usage(answer: Answer) -> dict[str, Any]:
     return counts | {"completion_tokens_details": {"reasoning_tokens": answer.reasoning_tokens}}
 
 
+def _logprobs(answer: Answer) -> dict[str, Any] | None:
+    """The sampled tokens' own, of which alone all engines tell; a stream has all of them at its end."""
+    if answer.logprobs is None:
+        return None
+    alone: dict[str, Any] = {"bytes": None, "top_logprobs": []}
+    told = ((text, value if math.isfinite(value) else None) for text, value in answer.logprobs)
+    return {"content": [{"token": text, "logprob": value} | alone for text, value in told], "refusal": None}
+
+
 def _message(message: dict[str, Any], where: str) -> Message:
     role = message.get("role")
     if role == "user":
@@ -168,11 +201,14 @@ def _message(message: dict[str, Any], where: str) -> Message:
         return {"role": "system", "content": content}
     if role != "assistant":
         raise Refusal("bad_request", f"{where}.role: {role!r} is not a role")
+    for name in ("function_call", "audio"):
+        if message.get(name) is not None:
+            raise Refusal("unsupported", f"{where}.{name} is not supported: calls are in tool_calls, answers are text")
     answer: Message = {"role": "assistant", "content": content}
     if reasoning := field(message, "reasoning_content", str) or field(message, "reasoning", str):
         answer["reasoning_content"] = reasoning
     if calls := objects(message, "tool_calls"):
-        answer["tool_calls"] = [_call(call, f"{where}.tool_calls") for call in calls]
+        answer["tool_calls"] = [_call(call, f"{where}.tool_calls.{at}") for at, call in enumerate(calls)]
     return answer
 
 
@@ -181,6 +217,8 @@ def _image(block: dict[str, Any]) -> str | None:
 
 
 def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
+    if call.get("type", "function") != "function":
+        raise Refusal("unsupported", f"{where}: calls of type {call['type']!r} are not supported")
     function = needed(call, "function", dict)
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
@@ -195,12 +233,21 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     if tool.get("type") != "function":
         raise Refusal("unsupported", f"{where}: tools of type {tool.get('type')!r} are not supported")
     function = needed(tool, "function", dict)
-    return function_tool(needed(function, "name", str), function.get("description"), function.get("parameters"))
+    return function_tool(needed(function, "name", str), function.get("description"), function.get("parameters"), where)
 
 
-def _tool_choice(choice: Any) -> Any:
-    if isinstance(choice, dict):
-        return {"name": field(choice, "function", dict, {}).get("name")}
-    if choice not in ("auto", "none", "required"):
-        raise Refusal("bad_request", f"tool_choice: {choice!r} is not a choice")
-    return choice
+def _tool_choice(choice: Any, tools: list[dict[str, Any]]) -> tuple[Any, list[dict[str, Any]]]:
+    """The choice, and the tools that it leaves."""
+    if isinstance(choice, str):
+        if choice not in ("auto", "none", "required"):
+            raise Refusal("bad_request", f"tool_choice: {choice!r} is not a choice")
+        return choice, tools
+    kind = choice.get("type")
+    if kind == "function":
+        return {"name": needed(needed(choice, "function", dict), "name", str)}, tools
+    if kind != "allowed_tools":
+        raise Refusal("unsupported", f"tool_choice: {kind!r} is not supported: choose a function")
+    allowed = needed(choice, "allowed_tools", dict)
+    names = {field(field(tool, "function", dict, {}), "name", str) for tool in objects(allowed, "tools")}
+    left = [tool for tool in tools if tool["function"]["name"] in names]
+    return _tool_choice(field(allowed, "mode", str, "auto"), left)

@@ -75,7 +75,8 @@ def read_tools(tools: Sequence[Item], where: str, group: Item | None = None) -> 
             said = [field(group or {}, "description", str, ""), field(tool, "description", str, "")]
             said += [_grammar(tool)] if known.custom else []
             parameters = _INPUT if known.custom else tool.get("parameters")
-            yield function_tool(_joined(namespace, known.name), "\n".join(filter(None, said)), parameters), known
+            name, about = _joined(namespace, known.name), "\n".join(filter(None, said))
+            yield function_tool(name, about, parameters, f"{where}.{at}"), known
         elif kind not in WEB_SEARCH:
             raise Refusal("unsupported", f"{where}.{at}: no tool of type {kind!r} can be run here")
 

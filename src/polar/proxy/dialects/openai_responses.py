@@ -21,9 +21,12 @@ from polar.proxy.canonical import (
     field,
     json_form,
     needed,
+    number_too_large,
     objects,
     picked,
+    refuse,
     sealed,
+    whole_characters,
 )
 from polar.proxy.dialects.openai_chat import OpenAI
 from polar.proxy.dialects.openai_input import (
@@ -44,11 +47,13 @@ _SAMPLING: dict[str, tuple[str, Kind]] = {
     "top_p": ("top_p", _NUMBER),
     "max_output_tokens": ("max_tokens", int),
 }
+_NO_LOGPROBS = "they are told by chat completions alone"
 _REFUSED = {
     "previous_response_id": "no response is kept: send the whole conversation as input",
     "conversation": "no conversation is kept: send all of it as input",
     "background": "no response is kept: wait for it, or have it streamed",
     "prompt": "no prompt is stored: send its text as instructions and input",
+    "top_logprobs": _NO_LOGPROBS,
 }
 _REPEATED = ("instructions", "max_output_tokens", "prompt_cache_key", "reasoning", "temperature", "top_p", "user")
 _KINDS = {"text": "msg", "reasoning": "rs"}
@@ -199,20 +204,22 @@ class _Encoder:
 
 
 def _check(body: dict[str, Any]) -> None:
-    for name, why in _REFUSED.items():
-        if body.get(name):
-            raise Refusal("unsupported", f"{name}: {why}")
+    refuse(body, _REFUSED)
+    if "message.output_text.logprobs" in field(body, "include", list, []):
+        raise Refusal("unsupported", f"include: {_NO_LOGPROBS}")
 
 
 def _fields(body: dict[str, Any], offered: list[Item]) -> dict[str, Any]:
     """What a response says of its request; `tools`: those that the model may call."""
-    return {name: body.get(name) for name in _REPEATED} | {
+    fields = {name: body.get(name) for name in _REPEATED} | {
         "metadata": field(body, "metadata", dict, {}),
         "parallel_tool_calls": field(body, "parallel_tool_calls", bool, True),
         "text": {"format": {"type": "text"}} | field(body, "text", dict, {}),
         "tool_choice": body.get("tool_choice") or "auto",
-        "tools": [tool for tool in offered if tool.get("type") not in WEB_SEARCH],
     }
+    if where := number_too_large(fields):
+        raise Refusal("bad_request", f"{where}: the number is beyond 64 bits")
+    return fields | {"tools": [tool for tool in offered if tool.get("type") not in WEB_SEARCH]}
 
 
 # Answers
@@ -254,7 +261,7 @@ def _call_item(opening: Opening, at: int, call: dict[str, Any]) -> Item:
 def _freeform(arguments: str) -> str | None:
     """The text of a custom tool's call; None where the arguments are not one text."""
     try:
-        value = json.loads(arguments, strict=False)
+        value = whole_characters(json.loads(arguments, strict=False))
     except (ValueError, RecursionError):
         return None
     text = value.get("input") if isinstance(value, dict) and len(value) == 1 else None

@@ -142,13 +142,13 @@ def _texts() -> np.ndarray:
 
 
 def parsed(data: bytes) -> Any:
-    """JSON as engines write it, NaN and Infinity included."""
+    """JSON as engines write it, with NaN, Infinity and halves of surrogate pairs."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError):
         pass
     try:
-        return json.loads(data)
+        return json.loads(json.dumps(json.loads(data), ensure_ascii=False).encode(errors="replace"))
     except (ValueError, RecursionError) as error:
         raise EngineFault(f"the engine's answer is not JSON: {data[:200]!r}", name="engine_error") from error
 

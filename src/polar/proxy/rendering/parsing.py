@@ -61,7 +61,8 @@ def call_of(name: Any, arguments: Any) -> dict[str, Any] | None:
     if isinstance(arguments, str):
         text, arguments = arguments, arguments_of(arguments)
     else:
-        text = json.dumps(arguments, ensure_ascii=False)
+        # A policy may write half a surrogate pair as an escape.
+        text = json.dumps(arguments, ensure_ascii=False).encode(errors="replace").decode()
     return {"type": "function", "function": {"name": name, "arguments": text}} if isinstance(arguments, dict) else None
 
 

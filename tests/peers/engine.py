@@ -39,7 +39,7 @@ from tokenizers import Tokenizer
 
 from peers.engine_answers import Answer, Chat, Completions, Generate, Tokens
 
-FAULTS = ("500", "overflow", "hang", "drop", "error_event", "no_ids")
+FAULTS = ("500", "html", "overflow", "hang", "drop", "error_event", "no_ids")
 CONTEXT = 4096
 
 
@@ -121,6 +121,8 @@ def make_app(machine: Machine, offers: Sequence[str] = ()) -> web.Application:
         fault = step.get("fault")
         if fault == "500":
             return web.json_response({"error": {"message": "scripted failure"}}, status=500)
+        if fault == "html":
+            return web.Response(text="<html><body>Welcome</body></html>", content_type="text/html")
         if fault == "overflow":
             text = f"The input (9999 tokens) is longer than the model's context length ({CONTEXT} tokens)."
             return web.json_response({"error": {"message": text}}, status=400)
@@ -257,8 +259,8 @@ class ScriptedEngine:
     def script(self, *steps: dict[str, Any]) -> None:
         self._http.post("/control/script", content=json.dumps(steps)).raise_for_status()
 
-    def context(self, length: int) -> None:
-        """What it says its context length is."""
+    def context(self, length: int | None) -> None:
+        """What it says its context length is; None: nothing."""
         self._http.post("/control/context", content=json.dumps(length)).raise_for_status()
 
     def version(self, name: str) -> None:

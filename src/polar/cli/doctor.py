@@ -66,8 +66,7 @@ def engine_checks(facts: EngineFacts, url: str | None) -> list[Check]:
     """The probe's facts, each with advice; `problem` is the engine's own word and comes first."""
     subject = f"engine {facts.kind}"
     if not facts.healthy:
-        advice = "" if facts.problem else "start it, or correct --engine-url and --engine"
-        return [Check(subject, "answers as it must", False, facts.problem or url or "", advice)]
+        return [Check(subject, "answers as it must", False, facts.problem or url or "", _UNHEALTHY)]
     checks = [Check(subject, "answers as it must", True, url or "")]
     if facts.problem:
         checks.append(Check(subject, "can be trained with", False, facts.problem))
@@ -78,24 +77,32 @@ def engine_checks(facts: EngineFacts, url: str | None) -> list[Check]:
         Check(subject, "returns a logprob a token", facts.returns_logprobs, _yes(facts.returns_logprobs), _IDS),
         _mode(subject, facts.logprob_mode),
         _said(subject, "model", facts.model),
-        _said(subject, "tokenizer", facts.tokenizer_path, "give --tokenizer DIR to polar serve"),
+        _said(subject, "tokenizer", facts.tokenizer_path, _TOKENIZER if by_ids else _NO_TOKENIZER),
         _said(subject, "context length", facts.context_length, "prompts that do not fit are refused by the engine"),
         _said(subject, "policy version", facts.version, _VERSION),
-        Check(subject, "holds to JSON schemas", facts.grammars or None, _told(facts.grammars), _GRAMMARS),
+        Check(subject, "holds to JSON schemas", facts.grammars or None, _told(facts.grammars), _forms(facts.grammars)),
     ]
     return checks
 
 
+_UNHEALTHY = (
+    "gateways lease nothing until it does, and ask every 15 s: see the engine's own log, or correct the URL or kind"
+)
 _IDS = "training needs them: use SGLang or vLLM, and no router that drops fields; to evaluate and collect it will do"
 _BY_CHAT = "it renders prompts itself: a history that it renders otherwise forks the trace, and aborted calls are lost"
 _VERSION = "without it staleness cannot be judged; vLLM tells it with --enable-scale-out"
-_GRAMMARS = "schemas and forced tool calls are refused by name; they would not be trained on anyway"
+_TOKENIZER, _NO_TOKENIZER = "give --tokenizer DIR to polar serve", "not needed, as the engine renders prompts itself"
+_GRAMMARS = "schemas and forced tool calls are {}; they would not be trained on anyway"
 _MODES = {
     LogprobMode.SAMPLING_TEMPERATURE: "",
     LogprobMode.PROCESSED: "calls with top_p, top_k or min_p have no usable logprobs: leave them out",
     LogprobMode.RAW: "only calls at temperature 1 have usable logprobs: start vLLM with --logprobs-mode "
     "processed_logprobs, SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB",
 }
+
+
+def _forms(grammars: bool | None) -> str:
+    return _GRAMMARS.format("passed on, whatever it makes of them" if grammars is None else "refused by name")
 
 
 def _mode(subject: str, mode: LogprobMode | None) -> Check:

@@ -28,7 +28,10 @@ async def probed(facts: EngineFacts, asking: Awaitable[None], base_url: str) -> 
             await asking
             facts.healthy = True
     except TimeoutError:
-        facts.problem = f"the engine {base_url} did not answer a 1-token request in {PROBE_SECONDS:g} s"
+        facts.problem = (
+            f"the engine {base_url} did not answer a 1-token request in {PROBE_SECONDS:g} s. Is it still loading, "
+            "overloaded, or hanging?"
+        )
     except PolarError as fault:
         facts.problem = fault.message
         if fault.name != LIES:

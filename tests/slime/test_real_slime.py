@@ -1,34 +1,29 @@
-"""The bridge on the real Slime: SLIME_DIR names a checkout (or several, with colons between); no GPU, no Ray."""
+"""The bridge on the real Slime without Ray: conversion, DP split, loss, plugin contracts, flags, and its own tests."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.slime.checkouts import TESTS, needs_slime, on_every_checkout, run_on
 
-TESTS = Path(__file__).parents[1]
-CHECKOUTS = [Path(name) for name in os.environ.get("SLIME_DIR", "").split(":") if name]
-WHY_NOT = "SLIME_DIR names no Slime checkout: git clone it, install torch, ray and transformers, and set SLIME_DIR"
-
-
-def run_on(checkout: Path, *targets: str) -> None:
-    path = [TESTS / "peers" / "slime_standins", checkout, TESTS.parent / "src"]
-    environment = os.environ | {"PYTHONPATH": ":".join(map(str, path)), "POLAR_INSIDE_SLIME": str(checkout)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *targets]
-    finished = subprocess.run(command, cwd=TESTS.parent, env=environment, capture_output=True, text=True, timeout=280)
-    assert finished.returncode == 0, finished.stdout[-6000:] + finished.stderr[-2000:]
+QUIET = ("-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "-W", "ignore", "--timeout=900")
 
 
-@pytest.mark.skipif(not CHECKOUTS, reason=WHY_NOT)
-@pytest.mark.parametrize("checkout", CHECKOUTS, ids=lambda path: path.name)
-def test_conversion_split_and_hooks(checkout: Path):
-    run_on(checkout, str(TESTS / "slime" / "inside"))
+@needs_slime
+@on_every_checkout
+@pytest.mark.timeout(900)
+def test_conversion_split_loss_contracts_and_flags(checkout: Path):
+    output = run_on(checkout, *QUIET, str(TESTS / "slime" / "inside"), seconds=840)
+    for line in output.splitlines():
+        if "measured:" in line:
+            print(f"{checkout.name}: {line}")
 
 
-@pytest.mark.skipif(not CHECKOUTS, reason=WHY_NOT)
-@pytest.mark.parametrize("checkout", CHECKOUTS, ids=lambda path: path.name)
+@needs_slime
+@on_every_checkout
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_bridges_own_tests_on_slimes_types(checkout: Path):
-    run_on(checkout, str(TESTS / "bridge"), str(TESTS / "cases" / "test_case_059_long_trajectories_weigh_once.py"))
+    own = [str(TESTS / "bridge"), str(TESTS / "cases" / "test_case_059_long_trajectories_weigh_once.py")]
+    run_on(checkout, *QUIET, "-m", "not slow", *own, seconds=1140)

@@ -83,14 +83,14 @@ stop_polar() {
     wait "$POLAR_PID" 2>/dev/null || true
 }
 
-# Slime's loop $1 (train.py or train_async.py) with the flags that follow; TOPOLOGY is only looked at. Ray is started with it and ends
-# with it; its processes are of the same Python, and so find Polar's bridge.
+# Slime's loop $1 (train.py or train_async.py) with the flags that follow. Ray is started with it and ends with it;
+# its processes are of the same Python, and so find Polar's bridge. Of TOPOLOGY a dry run shows what it says.
 start_slime() {
     local loop=$1
     shift
     if [[ $DRY_RUN == yes ]]; then
         "$PYTHON" "$HERE/../dry_run.py" ${TOPOLOGY:+--topology "$TOPOLOGY"} "$@"
     fi
-    run env PYTHONPATH="$MEGATRON_DIR:$SLIME_DIR" CUDA_DEVICE_MAX_CONNECTIONS=1 PYTHONUNBUFFERED=1 \
-        "$PYTHON" "$SLIME_DIR/$loop" "$@"
+    run env PYTHONPATH="$MEGATRON_DIR:$SLIME_DIR${PYTHONPATH:+:$PYTHONPATH}" TENSORBOARD_DIR="$RUN_DIR/tensorboard" \
+        CUDA_DEVICE_MAX_CONNECTIONS=1 PYTHONUNBUFFERED=1 "$PYTHON" "$SLIME_DIR/$loop" "$@"
 }

@@ -2,6 +2,7 @@
 # GRPO on reasoning-gym with Qwen3-0.6B, on one or two GPUs. `./run.sh --dry-run` starts nothing and shows all.
 #   NUM_GPUS=2 (default): one trains while the other samples.  NUM_GPUS=1: they share it, by turns.
 #   SLIME_DIR, MEGATRON_DIR: checkouts.  HF_CHECKPOINT: the model.  RUN_DIR: what the run leaves.
+#   Further flags of Slime's go behind those below, and win: `./run.sh --num-rollout 5`
 set -euo pipefail
 # shellcheck source=../slime_common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../slime_common.sh"
@@ -64,8 +65,6 @@ TRAIN_ARGS=(
     --attention-softmax-in-fp32
     --attention-backend flash
     --use-tensorboard
-    --tb-project-name "$RUN_DIR/tensorboard"
-    --tb-experiment-name quickstart
 )
 ENGINE_ARGS=(
     --actor-num-nodes 1
@@ -88,4 +87,4 @@ load_slime qwen3-0.6B.sh
 convert_weights "$HF_CHECKPOINT"
 start_polar --init-workers 8 --run-workers 64 --postrun-workers 8
 start_slime "$LOOP" "${MODEL_ARGS[@]}" "${POLAR_ARGS[@]}" "${CHECKPOINT_ARGS[@]}" "${ROLLOUT_ARGS[@]}" \
-    "${EVAL_ARGS[@]}" "${TRAIN_ARGS[@]}" "${ENGINE_ARGS[@]}"
+    "${EVAL_ARGS[@]}" "${TRAIN_ARGS[@]}" "${ENGINE_ARGS[@]}" "$@"

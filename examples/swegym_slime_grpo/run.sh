@@ -2,6 +2,7 @@
 # GRPO on SWE-Gym with mini-swe-agent and Qwen3-8B, on one machine with 8 GPUs: four train while four sample.
 # `./run.sh --dry-run` starts nothing and shows all; launch_e2e.sh also gets what is needed.
 #   SLIME_DIR, MEGATRON_DIR: checkouts.  HF_CHECKPOINT: the model.  RUN_DIR: what the run leaves.
+#   Further flags of Slime's go behind those below, and win: `./run.sh --num-rollout 5`
 set -euo pipefail
 # shellcheck source=../slime_common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../slime_common.sh"
@@ -82,8 +83,6 @@ TRAIN_ARGS=(
     --attention-softmax-in-fp32
     --attention-backend flash
     --use-tensorboard
-    --tb-project-name "$RUN_DIR/tensorboard"
-    --tb-experiment-name swegym
 )
 ENGINE_ARGS=(
     --actor-num-nodes 1
@@ -103,4 +102,4 @@ load_slime qwen3-8B.sh
 convert_weights "$HF_CHECKPOINT"
 start_polar --topology "$TOPOLOGY"
 start_slime train_async.py "${MODEL_ARGS[@]}" "${POLAR_ARGS[@]}" "${CHECKPOINT_ARGS[@]}" "${ROLLOUT_ARGS[@]}" \
-    "${EVAL_ARGS[@]}" "${ALGORITHM_ARGS[@]}" "${TRAIN_ARGS[@]}" "${ENGINE_ARGS[@]}"
+    "${EVAL_ARGS[@]}" "${ALGORITHM_ARGS[@]}" "${TRAIN_ARGS[@]}" "${ENGINE_ARGS[@]}" "$@"

@@ -5,11 +5,13 @@ A process gets Slime, the stand-ins and the bridge on its path; whatever it star
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,9 @@ def run_on(checkout: Path, *arguments: str, seconds: float = 280.0, cwd: Path = 
     )
     try:
         output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
     finally:
         left = end_marked(mark)
     assert process.returncode == 0, output[-8000:]
@@ -53,14 +58,22 @@ def run_on(checkout: Path, *arguments: str, seconds: float = 280.0, cwd: Path = 
     return output
 
 
-def end_marked(mark: str) -> list[str]:
-    """Kills the processes that were started with this mark in their environment; their command lines."""
-    wanted, found = f"{MARK}={mark}".encode(), []
+def end_marked(mark: str, seconds: float = 60.0) -> list[str]:
+    """Waits for the processes that were started with this mark in their environment, then kills them; the command lines
+    of those that had to be killed."""
+    deadline = time.monotonic() + seconds
+    while (found := _marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return list(found.values())
+
+
+def _marked(mark: str) -> dict[int, str]:
+    wanted, found = f"{MARK}={mark}".encode(), {}
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
+        with contextlib.suppress(OSError):
             if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-                os.kill(int(folder.name), signal.SIGKILL)
-        except (OSError, ProcessLookupError):
-            continue
-    return [command for command in found if command]
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
+    return {pid: command for pid, command in found.items() if command}

@@ -31,9 +31,11 @@ class ScoredTrace:
 
 def finite(reward: Any) -> float | None:
     """The reward as a number that a trainer can compute with, or None: then it is no reward at all, and not 0."""
-    if not isinstance(reward, Real) or not abs(float(reward)) <= LARGEST_REWARD:
-        return None
-    return float(reward)
+    if type(reward) is not float:
+        if not isinstance(reward, Real):
+            return None
+        reward = float(reward)
+    return reward if abs(reward) <= LARGEST_REWARD else None
 
 
 def shape(traces: Sequence[ScoredTrace], *, std: bool, single_survivor: str = "zero") -> list[float]:

@@ -12,7 +12,7 @@ ARGS ?=
 demo: $(VENV)/demo.stamp $(if $(findstring mini_swe_agent,$(ARGS)),$(VENV)/mini.stamp)
 	$(BIN)/polar demo $(ARGS)
 
-test: $(VENV)/dev.stamp lint
+test: $(VENV)/dev.stamp $(VENV)/miles.stamp lint
 	$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadfile $(ARGS)
 
 test-slow: $(VENV)/dev.stamp
@@ -40,6 +40,11 @@ $(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml
 
 $(VENV)/mini.stamp: $(VENV)/demo.stamp
 	$(BIN)/pip install -q -e '.[demo,mini]'
+	touch $@
+
+# A trainer of Slime's family, for tests; in a folder of its own, since it brings modules of other packages' names.
+$(VENV)/miles.stamp: $(VENV)/python.stamp
+	$(BIN)/pip install -q --no-deps --target $(VENV)/miles miles-rl==0.0.2
 	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/torch.stamp pyproject.toml

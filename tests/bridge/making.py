@@ -89,6 +89,7 @@ DATA_SOURCE = {
     "rollout_max_prompt_len": None,
     "dump_details": None,
     "buffer_filter_path": None,
+    "chat_template_path": None,
 }
 """What Slime's own data source reads of args, beside what a test sets."""
 

@@ -25,7 +25,7 @@ def test_the_gap_is_that_of_the_precision(kind: str, tmp_path: Path, request: py
         start(python, model, tmp_path / "log", "--dtype", "bfloat16", *options) as engine,
         running_proxy(tmp_path / "proxy", engine.url, None, engine=kind, probe=True) as proxy,
     ):
-        session = proxy.open(sampling={"temperature": 1.0})
+        session = proxy.open(sampling={"temperature": 1.0, "ignore_eos": True})
         converse(session, turns=6, max_tokens=60)
         _, log = session.end()
         told = gaps(engine, log, 1.0, request)

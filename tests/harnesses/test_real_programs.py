@@ -22,6 +22,7 @@ from polar.harnesses import load_harness
 from polar.harnesses.claude_code import ClaudeCode
 from polar.protocols import ExecResult
 from polar.proxy import load_rendering
+from polar.proxy.forms import NOT_SHOWN
 from polar.records import BuildResult
 from polar.requests import AgentSpec, ExecInput
 from polar.sessionlog import read
@@ -46,6 +47,7 @@ GEMINI_SETTINGS = {
     "telemetry": {"enabled": False},
     "general": {"enableAutoUpdate": False},
 }
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
 INSTRUCTION = "Write the word apple into answer.txt, look whether it is there, and say so."
 
 
@@ -266,6 +268,16 @@ def test_codex_that_breaks_a_silent_stream_off_joins_its_call(tmp_path, codex, e
     check(result, answer, built)
     assert built.calls.joined == 1
     assert len(engine.requests) == 3
+
+
+def test_codex_that_looks_at_an_image_goes_on(tmp_path, codex, proxy, engine, tokenizer):
+    """The model takes text alone: it is told so where the image would be."""
+    write = f"echo apple > answer.txt; echo {PIXEL} | base64 -d > pixel.png"
+    engine.script(calls("exec_command", cmd=write), calls("view_image", path="pixel.png"), {"text": "It is there."})
+    result, answer, built = drive(tmp_path, proxy, *codex_agent(codex, CODEX_CONFIG + CODEX_WITH_LESS))
+    check(result, answer, built)
+    (trace,) = built.traces
+    assert NOT_SHOWN in load_rendering(tokenizer).decode(trace.response_ids)
 
 
 def test_gemini_cli_to_a_trajectory(tmp_path, gemini, proxy, engine):

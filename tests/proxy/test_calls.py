@@ -192,16 +192,6 @@ def test_bad_bodies_are_named(proxy: RunningProxy) -> None:
     assert session.end()[0].refused == 8
 
 
-def test_a_surrogate_cut_in_half_is_no_reason_to_fail(engine: ScriptedEngine, proxy: RunningProxy) -> None:
-    session = proxy.open()
-    content = rb'{"model": "policy", "messages": [{"role": "user", "content": "half \ud83d"}]}'
-    answer = httpx.post(
-        session.url + "/v1/chat/completions", content=content, headers={"x-api-key": session.key}, trust_env=False
-    )
-    assert answer.status_code == 200
-    assert session.end()[1].calls[0].opened.messages[0]["content"] == "half ?"
-
-
 def test_one_slow_engine_stalls_nobody_else(tokenizer: Path, proxy: RunningProxy, engine: ScriptedEngine) -> None:
     engine.script(HOLD)
     slow, fast = proxy.open(), proxy.open()

@@ -234,6 +234,27 @@ def test_bytes_that_are_no_body_are_the_callers_mistake(
         assert name in message_of(dialect, got)
 
 
+@pytest.mark.parametrize("dialect", PATHS)
+def test_a_character_cut_in_half_is_no_reason_to_fail(house: RunningProxy, dialect: str) -> None:
+    session = house.open()
+    assert post(session, dialect, body("half \ud83d", max_tokens=50)).status_code == 200
+    assert session.log.calls[0].opened.messages[-1]["content"] == "half ?"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", PATHS)
+def test_an_engine_that_cuts_a_character_in_half_is_heard(
+    tmp_path: Path, tokenizer: Path, dialect: str, stream: bool
+) -> None:
+    with (
+        scripted_engine(tokenizer) as engine,
+        running_proxy(tmp_path, engine.url, None, engine="openai", context_length=None) as proxy,
+    ):
+        engine.script({"text": "x", "message": {"role": "assistant", "content": "half \ud83d"}})
+        got = post(proxy.open(), dialect, body("x", max_tokens=50), stream=stream)
+        assert (got.status_code, "half ?" in got.text) == (200, True)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("dialect", PATHS)
 def test_a_policy_that_writes_odd_arguments_costs_nothing(

@@ -91,7 +91,11 @@ LOST = {"termination": Termination.EVALUATION, "status": "ERROR", "evaluation": 
 
 def test_several_traces_of_a_session_are_refused_by_name():
     verdict = judge(
-        task(session(0, trace(), trace()), session(1, trace())), group(2), ConversionRules(), submitted=0, min_fraction=0
+        task(session(0, trace(), trace()), session(1, trace())),
+        group(2),
+        ConversionRules(),
+        submitted=0,
+        min_fraction=0,
     )
     assert isinstance(verdict, Dropped)
     assert (verdict.reason, verdict.tokens) == (Drop.FAILED, 9)

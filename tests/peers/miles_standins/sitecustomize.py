@@ -9,7 +9,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-ABSENT = {"ray", "sglang", "sglang_router", "transformers", "megatron", "wandb", "pybase64", "orjson", "datasets", "pylatexenc"}
+ABSENT = frozenset(
+    "ray sglang sglang_router transformers megatron wandb pybase64 orjson datasets pylatexenc".split(" ")
+)
 
 
 class Nothing(type):
@@ -25,8 +27,6 @@ class Nothing(type):
 
 
 class Absent(ModuleType):
-    __path__: list[str] = []
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -38,7 +38,9 @@ class Finder(MetaPathFinder, Loader):
         return ModuleSpec(name, self, is_package=True) if name.split(".")[0] in ABSENT else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return Absent(spec.name)
+        made = Absent(spec.name)
+        made.__path__ = []
+        return made
 
     def exec_module(self, module: ModuleType) -> None:
         """There is nothing in it."""

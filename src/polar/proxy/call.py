@@ -12,13 +12,14 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import structlog
 
 from polar.errors import EngineFault, HarnessFault, PolarError, ServerFault, TaskFault
 from polar.protocols import AnswerReader, Delta, EngineCall, Piece
+from polar.proxy.answering import logprobs_of, message_of, named_calls, remainder, thinking_tokens
 from polar.proxy.canonical import Answer, Ask, Message, Opening, Refusal, number_too_large
 from polar.proxy.conversation import Conversation, Place, Plan
 from polar.proxy.forms import grammar_of
@@ -39,8 +40,6 @@ _LONG = 4096
 _TRIES = 4
 """with a back-off of 1, 4 and 16 times the proxy's: an engine has some 20 s to come back"""
 _ENDLESS_ABORTS = 50
-_TEXTS: dict[Literal["reasoning", "text"], str] = {"reasoning": "reasoning_content", "text": "content"}
-"""kinds of deltas, in order, and where a message has their text"""
 
 
 async def aside(heavy: bool, function: Callable[..., T], *arguments: Any) -> T:
@@ -301,9 +300,6 @@ class Call:
             self.deltas += deltas
             self._notify()
 
-    def _relayed(self, kind: str) -> str:
-        return "".join(delta.text for delta in self.deltas if delta.kind == kind)
-
     # After the engine
 
     def _finish(self, place: Place, last: Piece) -> None:
@@ -312,9 +308,10 @@ class Call:
         cut = last.finish_reason == "length"
         reason = "length" if cut else "tool_calls" if "tool_calls" in message else "stop"
         over = session.over_limit(count)
-        logprobs = self._logprobs() if self._ask.logprobs else None
+        rendering, ids = session.rendering, self._transcript.ids
+        told = self._transcript.logprobs if self._ask.logprobs else []
         self._transcript.finished(place, message, last, reason=reason, text=self._text(), over=over)
-        self._relay(self._remainder(message))
+        self._relay(remainder(message, self.deltas))
         self.opening.prompt_tokens = last.usage.get("prompt_tokens", self.opening.prompt_tokens)
         self.answer = Answer(
             opening=self.opening,
@@ -322,50 +319,16 @@ class Call:
             finish_reason=reason,
             matched=last.matched if isinstance(last.matched, str) else None,
             completion_tokens=last.usage.get("completion_tokens", count),
-            reasoning_tokens=self._thinking(message, last),
-            logprobs=logprobs,
+            reasoning_tokens=thinking_tokens(message, last, rendering, ids),
+            logprobs=logprobs_of(rendering, ids, told) if self._ask.logprobs and rendering is not None else None,
         )
         session.completed(self, self.answer)
         self._notify()
 
     def _message(self, last: Piece) -> Message:
-        rendering = self._session.rendering
-        if last.message is not None:
-            message = dict(last.message)
-        elif rendering is not None:
-            message = rendering.parse(self._transcript.ids, self._ask.offered)
-            for name in message.keys() & {"content", "reasoning_content"}:
-                message[name] = _before_stop(message[name], self._sampling.get("stop") or [])
-        else:
-            raise EngineFault("the engine's answer has no message", name="engine_error")
-        for kind, name in _TEXTS.items():
-            if not message.get(name, "").startswith(told := self._relayed(kind)):
-                message[name] = told
-        if calls := message.get("tool_calls"):
-            named = [
-                {**call, "id": call.get("id") or f"call_{self.opening.id}{at:02d}"} for at, call in enumerate(calls)
-            ]
-            message["tool_calls"] = named
-        return message
-
-    def _thinking(self, message: Message, last: Piece) -> int:
-        """How many of the tokens are reasoning."""
-        rendering = self._session.rendering
-        if rendering is None or last.message is not None or not message.get("reasoning_content"):
-            return last.usage.get("reasoning_tokens", 0)
-        return rendering.thinking(self._transcript.ids)
-
-    def _logprobs(self) -> list[tuple[str, float]]:
-        rendering, ids = self._session.rendering, self._transcript.ids
-        assert rendering is not None, "else it is refused"
-        texts = (rendering.decode(ids[at : at + 1]) for at in range(len(ids)))
-        return list(zip(texts, self._transcript.logprobs, strict=True))
-
-    def _remainder(self, message: Message) -> list[Delta]:
-        """What of the message was held back."""
-        rests = {kind: message.get(name, "")[len(self._relayed(kind)) :] for kind, name in _TEXTS.items()}
-        deltas = [Delta(kind=kind, text=rest) for kind, rest in rests.items() if rest]
-        return deltas + [Delta(kind="tool_call", call=call) for call in message.get("tool_calls", [])]
+        offered, stops = self._ask.offered, self._sampling.get("stop") or []
+        message = message_of(last, self._session.rendering, self._transcript.ids, offered, stops, self.deltas)
+        return named_calls(message, self.opening.id)
 
     def _text(self) -> str:
         rendering = self._session.rendering
@@ -382,8 +345,3 @@ class Call:
 
 def _long(messages: list[Message]) -> bool:
     return sum(len(message["content"]) for message in messages) > _LONG
-
-
-def _before_stop(content: str, stops: list[str]) -> str:
-    found = [at for stop in stops if stop and (at := content.find(stop)) >= 0]
-    return content[: min(found)] if found else content

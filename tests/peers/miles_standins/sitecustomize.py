@@ -10,7 +10,18 @@ from types import ModuleType
 from typing import Any
 
 ABSENT = frozenset(
-    "ray sglang sglang_router transformers megatron wandb pybase64 orjson datasets pylatexenc".split(" ")
+    [
+        "ray",
+        "sglang",
+        "sglang_router",
+        "transformers",
+        "megatron",
+        "wandb",
+        "pybase64",
+        "orjson",
+        "datasets",
+        "pylatexenc",
+    ]
 )
 
 

@@ -9,20 +9,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-ABSENT = frozenset(
-    [
-        "ray",
-        "sglang",
-        "sglang_router",
-        "transformers",
-        "megatron",
-        "wandb",
-        "pybase64",
-        "orjson",
-        "datasets",
-        "pylatexenc",
-    ]
-)
+SERVING = {"ray", "sglang", "sglang_router", "pybase64", "orjson"}
+TRAINING = {"transformers", "megatron", "wandb", "datasets", "pylatexenc"}
+ABSENT = SERVING | TRAINING
 
 
 class Nothing(type):

@@ -17,7 +17,7 @@ from tests.bridge.making import arguments
 from tests.peers.node import Node, done, fault
 from tests.peers.relay import Relay
 from tests.peers.trainer import Trainer
-from tests.server.conftest import TOKEN, Server
+from tests.server.conftest import TOKEN, Server, eventually
 
 from polar.nodeapi import Cancel, Held, Lease, NodeResult
 from polar.records import SessionStatus, Termination
@@ -35,6 +35,8 @@ class Gateway:
         self.script = script
         self.leases: list[Lease] = []
         self._cancels: list[Cancel] = []
+        self._held: dict[str, Held] = {}
+        self._lock = threading.Lock()
         self._node = server.node()
         self._stopped = threading.Event()
         self._node.poll()
@@ -82,7 +84,7 @@ class Gateway:
                 self._cancels.remove(cancel)  # one that overtook its lease waits for it
                 ended = fault(lease, self._node, termination=Termination.CANCELLED, retryable=False, fault=None)
                 self._insist(partial(self._node.result, ended))
-                self._node.held = [each for each in self._node.held if each.session_id != lease.session_id]
+                self._let_go(lease)
 
     def _insist(self, call: Callable[[], Any]) -> None:
         """As a real gateway does: until the server has it."""
@@ -94,11 +96,21 @@ class Gateway:
                 self._stopped.wait(0.1)
 
     def finish(self, instruction: str) -> None:
-        """Ends, well, what it has left running of this task."""
-        for held in self._node.held:
-            for lease in self.leases:
-                if lease.session_id == held.session_id and lease.task["instruction"] == instruction:
-                    self._deliver(lease, done(lease, self._node))
+        """Ends, well, the sessions of this task that it has left running."""
+        for lease in [each for each in self.leases if each.task["instruction"] == instruction]:
+            eventually(lambda lease=lease: lease.session_id in self._held)
+            self._deliver(lease, done(lease, self._node))
+
+    def _hold(self, lease: Lease) -> None:
+        with self._lock:
+            held = Held(session_id=lease.session_id, attempt=lease.attempt, stage=SessionStatus.RUNNING)
+            self._held[lease.session_id] = held
+            self._node.held = list(self._held.values())
+
+    def _let_go(self, lease: Lease) -> None:
+        with self._lock:
+            self._held.pop(lease.session_id, None)
+            self._node.held = list(self._held.values())
 
     def _play(self, lease: Lease) -> None:
         if lease.task["task_id"].startswith(PROBE):
@@ -107,13 +119,12 @@ class Gateway:
         self.leases.append(lease)
         result = self.script(lease, self._node)
         if result is None:
-            held = Held(session_id=lease.session_id, attempt=lease.attempt, stage=SessionStatus.RUNNING)
-            self._node.held = [*self._node.held, held]
+            self._hold(lease)
         else:
             self._deliver(lease, result)
 
     def _deliver(self, lease: Lease, result: NodeResult) -> None:
-        self._node.held = [each for each in self._node.held if each.session_id != lease.session_id]
+        self._let_go(lease)
         log = f"log of {lease.session_id}".encode()
         self._insist(lambda: self._node.upload(lease, log))
         if result.traces is not None:

@@ -56,6 +56,40 @@ def test_a_request_is_always_met_and_never_overshoots(batch, level, prefetch, da
             finished += 1
 
 
+CALLS = st.lists(st.lists(st.sampled_from(["accepted", "dropped", "given up"]), max_size=12), max_size=6)
+
+
+@given(batch=st.integers(1, 6), level=st.integers(1, 3), prefetch=st.booleans(), calls=CALLS)
+def test_over_many_calls_what_is_owned_stays_within_the_bound_and_every_call_is_met(batch, level, prefetch, calls):
+    """Between two calls groups end as `calls` says; within one they do so until it is met, then are accepted."""
+    in_flight = finished = 0
+
+    def admitted(requested: int) -> int:
+        return admit(
+            requested=requested, in_flight=in_flight, finished=finished, batch=batch, level=level, prefetch=prefetch
+        )
+
+    for fates in calls:
+        within = iter(fates)
+        while finished < batch:
+            in_flight += admitted(batch)
+            assert 0 < in_flight <= batch * level
+            assert in_flight + finished <= (batch * level if prefetch else max(batch, finished))
+            in_flight -= 1
+            finished += next(within, "accepted") == "accepted"
+        finished -= batch
+        if not prefetch:
+            in_flight = 0  # the bridge cancels what is left
+        in_flight += admitted(0)
+        assert in_flight + finished == (batch * level if prefetch else 0)
+        for fate in within:
+            if in_flight:
+                in_flight -= 1
+                finished += fate == "accepted"
+                in_flight += admitted(0)
+                assert in_flight + finished <= batch * level
+
+
 def test_age_is_counted_from_the_rollout_in_which_the_oldest_tokens_policy_began():
     versions = PolicyVersions()
     versions.seen("5", 10)

@@ -109,9 +109,9 @@ def server(one_server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serv
 
 
 def refused(server: Server, named: str, **changed: object) -> None:
-    args = arguments(**({"polar_rollout_url": server.url, "polar_task_template": SHELL, "save": None} | changed))
+    settings = {"polar_rollout_url": server.url, "polar_task_template": SHELL, "prompt_data": None, "save": None}
     with pytest.raises(ConfigError, match=named):
-        Trainer(args).rollout(0)
+        Trainer(arguments(**(settings | changed))).rollout(0)
 
 
 def test_no_server(server: Server):

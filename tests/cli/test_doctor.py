@@ -66,6 +66,8 @@ FAULTY = {
     "misaligned logprobs": ("sglang", [], {"logprobs": []}, "misaligned"),
     "no ids by chat": ("vllm", [], {"fault": "no_ids"}, "`token_ids`"),
     "no logprobs by chat": ("vllm_chat", [], {"without": ["logprobs"]}, "`logprobs`"),
+    "no ids by SGLang's chat": ("sglang_chat", [], {"fault": "no_ids"}, "no token ids with chat completions"),
+    "no logprobs by SGLang's chat": ("sglang_chat", [], {"without": ["logprobs"]}, "no logprobs that match"),
     "it hangs": ("sglang", [], HANGS, "loading, overloaded, or hanging"),
     "500": ("sglang", [], {"fault": "500"}, "500: "),
     "500 by chat": ("vllm", [], {"fault": "500"}, "with /v1/chat/completions?"),

@@ -11,6 +11,7 @@ A script is a list of steps, one a generation; when it is used up, the engine sa
   pace             seconds between two tokens of a stream
   drift            [[ids], [ids]]: chat only, the first replaced by the second in the prompt that the engine claims
   message          chat only: the message instead of one with the text
+  tells            chat only: the field with the ids: token_ids (default), response_token_ids, meta_info or sglext
   deltas           chat only, streamed: what the event of each token says, instead of its text
   probe            this step is for a gateway's probe
   versions         [[start, end, version]] instead of `version`: new weights within an answer

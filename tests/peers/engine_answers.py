@@ -138,7 +138,10 @@ class Chat(Answer):
             at = next(i for i in range(len(prompt)) if prompt[i : i + len(old)] == old)
             prompt[at : at + len(old)] = new
         self.with_ids = body.get("return_token_ids") and step.get("fault") != "no_ids"
+        self.tells = step.get("tells", "token_ids")
         self.prompt = {"prompt_token_ids": prompt} if self.with_ids else {}
+        if self.with_ids and self.tells == "sglext":
+            self.prompt = {"sglext": {"input_ids": [prompt], "output_ids": [self.ids]}}
         self.prompt_tokens = len(prompt)
 
     def whole(self) -> dict[str, Any]:
@@ -177,7 +180,10 @@ class Chat(Answer):
             {"token": "x", "logprob": logprob, "top_logprobs": [{"token": "other", "logprob": -0.1}]}
             for logprob in self.logprobs[start:end]
         ]
-        ids = {"token_ids": self.ids[start:end]} if self.with_ids else {}
+        ids: dict[str, Any] = {self.tells: self.ids[start:end]} if self.with_ids and self.tells != "sglext" else {}
+        if "meta_info" in ids:
+            pairs = zip(self.logprobs[start:end], self.ids[start:end], strict=True)
+            ids = {"meta_info": {"output_token_logprobs": [[logprob, number, None] for logprob, number in pairs]}}
         return {"logprobs": {"content": content}, **ids}
 
     def finished(self) -> dict[str, Any]:

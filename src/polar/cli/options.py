@@ -11,7 +11,7 @@ import typer
 from polar.errors import ConfigError
 
 DEFAULT_SERVER = "http://127.0.0.1:8080"
-ENGINE_KINDS = "sglang, vllm, vllm_chat, openai, or embedded (the small CPU engine)."
+ENGINE_KINDS = "sglang, sglang_chat, vllm, vllm_chat, openai, or embedded (the small CPU engine)."
 DEFAULT_DATA = Path("polar-data")
 
 Server = Annotated[

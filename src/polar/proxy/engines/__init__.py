@@ -9,6 +9,7 @@ from polar.proxy.engines.watch import PATIENCE_SECONDS
 
 ENGINES = {
     "sglang": "polar.proxy.engines.sglang:SGLang",
+    "sglang_chat": "polar.proxy.engines.sglang_chat:SGLangChat",
     "embedded": "polar.proxy.engines.sglang:Embedded",
     "vllm": "polar.proxy.engines.vllm:VLLM",
     "vllm_chat": "polar.proxy.engines.vllm:VLLMChat",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,14 @@ ROUTE = "/v1/chat/completions"
 _COUNTED = ("prompt_tokens", "completion_tokens", "reasoning_tokens")
 _DEFAULTS = {"top_k": -1}
 """said to engines that need it said; others do not know these fields"""
+
+
+class Tokens(NamedTuple):
+    """`ids` [n], their logprobs [n] or None, and the prompt's ids where they are told."""
+
+    ids: np.ndarray
+    logprobs: np.ndarray | None
+    prompt: list[int] | None
 
 
 class OpenAI(EngineHTTP):
@@ -47,6 +55,12 @@ class OpenAI(EngineHTTP):
     async def probe(self) -> EngineFacts:
         facts = EngineFacts(kind=self.kind, healthy=False, route=ROUTE)
         return await probed(facts, self._ask(facts), self.base_url)
+
+    def tokens(self, document: dict[str, Any], choice: dict[str, Any]) -> Tokens:
+        """What a document of an answer says of its tokens."""
+        ids = np.asarray(choice.get("token_ids") or [], IDS)
+        prompt = document.get("prompt_token_ids") or choice.get("prompt_token_ids")
+        return Tokens(ids, aligned(choice, len(ids)), prompt)
 
     def check(self, pieces: list[Piece]) -> None:
         """Raises EngineFault `engine_lies` when an answer lacks what this engine promises."""
@@ -88,7 +102,7 @@ class OpenAI(EngineHTTP):
 
     async def _pieces(self, call: EngineCall, body: dict[str, Any]) -> AsyncIterator[Piece]:
         async with self.post(ROUTE, body) as response:
-            reply = _Reply()
+            reply = _Reply(self.tokens)
             if call.stream:
                 async for document in self.events(response):
                     yield reply.piece(document, "delta")
@@ -112,7 +126,8 @@ def _wired(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 class _Reply:
     """What the answer has said so far: pieces of tokens, and the message that they make."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: Callable[[dict[str, Any], dict[str, Any]], Tokens]) -> None:
+        self._tokens = tokens
         self.pieces: list[Piece] = []
         self._message: dict[str, Any] = {"role": "assistant", "content": ""}
         self._calls: dict[int, dict[str, Any]] = {}
@@ -131,11 +146,10 @@ class _Reply:
         choice = (document.get("choices") or [{}])[0]
         said = choice.get(part) or {}
         self._read(said, choice)
-        ids = np.asarray(choice.get("token_ids") or [], IDS)
-        prompt = document.get("prompt_token_ids") or choice.get("prompt_token_ids")
+        ids, logprobs, prompt = self._tokens(document, choice)
         made = Piece(
             ids=ids,
-            logprobs=_logprobs(choice, len(ids)),
+            logprobs=logprobs,
             text=said.get("content") or "",
             reasoning=_reasoning(said),
             version=self._version,
@@ -180,7 +194,7 @@ def _empty_call() -> dict[str, Any]:
     return {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
 
 
-def _logprobs(choice: dict[str, Any], count: int) -> np.ndarray | None:
+def aligned(choice: dict[str, Any], count: int) -> np.ndarray | None:
     """The sampled tokens' own (case 16: never those of top_logprobs); None where they are not one a token."""
     content = (choice.get("logprobs") or {}).get("content") or []
     return np.asarray([entry.get("logprob") for entry in content], LOGPROBS) if len(content) == count else None

@@ -45,7 +45,7 @@ class OpenSession:
         """Headers are written with underscores."""
         named = {name.replace("_", "-"): text for name, text in headers.items()}
         auth = {"Authorization": f"Bearer {self.key}"} | named
-        return httpx.post(self.url + path, content=json.dumps(document), headers=auth, timeout=30, trust_env=False)
+        return httpx.post(self.url + path, content=json.dumps(document), headers=auth, timeout=120, trust_env=False)
 
     def turn(self, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
         """One chat completion; the answer is appended to `messages` as a client does."""

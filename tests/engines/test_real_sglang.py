@@ -57,6 +57,8 @@ def test_doctor_finds_what_is_there(engine: RealEngine, proxy: RunningProxy) -> 
     assert found["logprobs as a trainer's"] == (True, "sampling_temperature")
     assert found["says its context length"] == (True, "2048")
     assert all(ok for ok, _ in found.values())
+    [sound] = [check for what, check in doctor(engine.url, "sglang_chat").items() if what == "answers as it must"]
+    assert (sound[0], "0.5.13" in sound[1]) == (False, True)
 
 
 def test_a_conversation_continues_from_the_sampled_ids(

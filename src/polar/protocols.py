@@ -142,6 +142,8 @@ class EngineCall(msgspec.Struct, kw_only=True):
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
+    parallel_calls: bool = True
+    """with messages: whether an answer may have several calls"""
     json_schema: dict[str, Any] | None = None
     """with messages: what the answer's text must be"""
     sampling: Mapping[str, Any]

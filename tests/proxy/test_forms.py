@@ -143,6 +143,36 @@ def test_engines_that_take_messages_are_asked_in_their_own_words(
         assert session.build().tokens.trainable == 0
 
 
+ONE_AT_A_TIME: dict[str, dict[str, Any]] = {
+    "openai_chat": {"parallel_tool_calls": False},
+    "openai_responses": {"parallel_tool_calls": False},
+    "anthropic": {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}, "max_tokens": 50},
+}
+
+
+@pytest.mark.parametrize("dialect", ONE_AT_A_TIME)
+def test_engines_that_take_messages_are_told_that_calls_come_one_at_a_time(
+    engine: ScriptedEngine, chat_proxy: RunningProxy, dialect: str
+) -> None:
+    session = chat_proxy.open()
+    for fields in (ONE_AT_A_TIME[dialect], PLAIN.get(dialect, {})):
+        assert post(session, dialect, body("look", tools=TOOLS[dialect], **fields)).status_code == 200
+    assert [request.get("parallel_tool_calls") for request in engine.requests] == [False, None]
+
+
+@pytest.mark.parametrize("dialect", ONE_AT_A_TIME)
+def test_with_ids_in_an_answer_of_several_calls_is_passed_on_as_it_was_sampled(
+    engine: ScriptedEngine, proxy: RunningProxy, dialect: str
+) -> None:
+    engine.script({"text": CALL + CALL})
+    session = proxy.open()
+    fields = ONE_AT_A_TIME[dialect] | {"max_tokens": 900}
+    answered = post(session, dialect, body("look", tools=TOOLS[dialect], **fields))
+    assert answered.text.count('"bash"') >= 2
+    assert len(session.log.calls[0].finished.message["tool_calls"]) == 2
+    assert not session.log.calls[0].opened.constrained
+
+
 @pytest.mark.parametrize("fields", CHAT_FIELDS)
 def test_an_engine_without_grammars_refuses_by_name(
     engine: ScriptedEngine, tmp_path: Path, rendering: Rendering, fields: dict[str, Any]

@@ -279,7 +279,7 @@ class Call:
             call.prompt_ids = np.concatenate([self._prompt_ids, self._transcript.ids])
         else:
             call.messages, call.tools, call.tool_choice = ask.messages, ask.tools, ask.tool_choice
-            call.json_schema = ask.json_schema
+            call.json_schema, call.parallel_calls = ask.json_schema, ask.parallel_calls
         return call
 
     def _take(self, place: Place, piece: Piece) -> None:

@@ -48,6 +48,8 @@ class Ask(msgspec.Struct, kw_only=True):
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = "auto"
+    parallel_calls: bool = True
+    """False holds only engines that are given messages"""
     json_schema: dict[str, Any] | None = None
     sampling: dict[str, Any] = {}
     stream: bool = False

@@ -77,11 +77,13 @@ class Anthropic:
         # What output_config.format is now was output_format in the beta.
         named = field(field(body, "output_config", dict, {}), "format", dict)
         form = field(body, "output_format", dict, {}) if named is None else named
+        choice = field(body, "tool_choice", dict, {"type": "auto"})
         return Ask(
             model=needed(body, "model", str),
             messages=messages,
             tools=[_tool(tool, f"tools.{at}") for at, tool in enumerate(objects(body, "tools"))] or None,
-            tool_choice=_tool_choice(field(body, "tool_choice", dict, {"type": "auto"})),
+            tool_choice=_tool_choice(choice),
+            parallel_calls=not field(choice, "disable_parallel_tool_use", bool, False),
             json_schema=json_form(form, "output_config.format", form.get("schema")),
             sampling=picked(body, _SAMPLING),
             stream=field(body, "stream", bool, False),

@@ -110,6 +110,7 @@ class OpenAIChat(OpenAI):
             messages=messages,
             tools=left or None,
             tool_choice=choice,
+            parallel_calls=field(body, "parallel_tool_calls", bool, True),
             json_schema=json_form(form, "response_format", field(form, "json_schema", dict, {}).get("schema")),
             sampling=picked(body, _SAMPLING),
             stream=field(body, "stream", bool, False),

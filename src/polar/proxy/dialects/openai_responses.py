@@ -91,6 +91,7 @@ class OpenAIResponses(OpenAI):
             messages=head + read_messages(items),
             tools=[function for name, (function, _) in functions.items() if name in left] or None,
             tool_choice=choice,
+            parallel_calls=field(body, "parallel_tool_calls", bool, True),
             json_schema=json_form(form, "text.format", form.get("schema")),
             sampling=picked(body, _SAMPLING),
             stream=field(body, "stream", bool, False),

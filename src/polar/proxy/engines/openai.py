@@ -98,6 +98,7 @@ class OpenAI(EngineHTTP):
             choice = call.tool_choice
             named = {"type": "function", "function": choice} if isinstance(choice, dict) else choice
             body |= {"tools": call.tools, "tool_choice": named}
+            body |= {} if call.parallel_calls else {"parallel_tool_calls": False}
         return body | ({"stream_options": {"include_usage": True}} if call.stream else {})
 
     async def _pieces(self, call: EngineCall, body: dict[str, Any]) -> AsyncIterator[Piece]:

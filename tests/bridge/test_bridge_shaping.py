@@ -44,21 +44,6 @@ def test_equal_rewards_give_zero_and_not_rounding_noise_divided_by_itself():
     assert shape(traces, std=False) == pytest.approx([0.0] * len(traces), abs=1e-12)
 
 
-@pytest.mark.parametrize("std", [False, True])
-def test_case_058_uneven_groups_with_failures_never_mix(std: bool):
-    sizes = [3, 2, 3, 1]
-    traces = [trace for group, size in enumerate(sizes) for trace in one_trace_each([1.0] + [0.0] * (size - 1), group)]
-    failed = ScoredTrace(1, "failed", 0.0, False)
-    shaped = shape([*traces, failed], std=std)
-    assert shaped[-1] == 0.0
-    assert shaped[-2] == 0.0, "a group of one has no baseline"
-    for group, size in enumerate(sizes[:3]):
-        start = sum(sizes[:group])
-        alone = shape(one_trace_each([1.0] + [0.0] * (size - 1)), std=std)
-        assert shaped[start : start + size] == pytest.approx(alone)
-        assert max(map(abs, alone)) < 3
-
-
 def test_a_single_survivor_is_zero_or_raw_as_asked():
     traces = [*one_trace_each([0.7]), ScoredTrace(0, "lost", 0.0, False)]
     assert shape(traces, std=True) == [0.0, 0.0]

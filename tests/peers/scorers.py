@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from polar.codec import to_builtins
 from polar.evaluators.base import BaseEvaluator, Config
 from polar.protocols import EvaluationContext
 from polar.records import EvaluationResult
@@ -32,3 +33,15 @@ class Choosy(BaseEvaluator):
         part = "-s0-" if "-s0-" in context.session_id else "-s1-"
         reward = {"-s0-": 0.25}[part]
         return EvaluationResult(outcome_reward=reward)
+
+
+class Witness(BaseEvaluator):
+    """Says what it was shown."""
+
+    needs_runtime = False
+
+    async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
+        asked = {"instruction": context.task.instruction, "metadata": context.task.metadata}
+        traces = [to_builtins(trace) | {"reward": None} for trace in context.trajectory.traces]
+        ended = {"status": context.status.value, "termination": context.termination.value}
+        return EvaluationResult(outcome_reward=0.75, metadata={"saw": {"task": asked, "traces": traces, **ended}})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from chain import Chain, until
+from chain import Chain, polar_serve, until
 from halves import ENVIRONMENT, polar_gateway, polar_server, topology
 from peers.engine import ScriptedEngine, scripted_engine
 from peers.harness import scripted
@@ -79,3 +80,22 @@ def test_pause_of_one_who_is_gone_ends_by_itself_and_counts_against_no_budget(
     assert time.monotonic() - paused_at > 5.5
     assert result["metadata"]["termination"] == "done"
     assert not chain.http.get("/rollout/inference/status").json()["paused"]
+
+
+def test_while_inference_is_paused_the_engine_is_not_even_probed(tmp_path: Path) -> None:
+    """Its memory may be the trainer's. A gateway that has lost its engine asks for it every second, but not then."""
+    tokenizer = make_tokenizer(tmp_path)
+    with contextlib.ExitStack() as first:
+        engine = first.enter_context(scripted_engine(tokenizer))
+        port = int(engine.url.rpartition(":")[2])
+        with polar_serve(tmp_path / "data", engine.url) as chain:
+            first.close()
+            chain.run("finds-out", max_attempts=1, **STEPS)
+            until(lambda: not chain.http.get("/nodes").json()["nodes"][0]["healthy"], LONG)
+            assert chain.http.post("/rollout/inference/pause", params={"timeout_seconds": 600}).json()["paused"]
+            with scripted_engine(tokenizer, port=port) as engine:
+                time.sleep(4 * BEAT)
+                assert engine.requests == []
+                chain.http.post("/rollout/inference/resume").raise_for_status()
+                until(lambda: chain.http.get("/nodes").json()["nodes"][0]["healthy"], LONG)
+                assert engine.requests

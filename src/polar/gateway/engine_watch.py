@@ -47,7 +47,9 @@ class EngineWatch:
     async def watch(self) -> None:
         while True:
             self._doubt.clear()
-            self._judge(await self.engine.probe())
+            if (facts := await self._probe()) is None:
+                continue
+            self._judge(facts)
             pause = _HEALTHY_SECONDS if self.state.healthy and not self._failures else _WAITING_SECONDS
             try:
                 async with asyncio.timeout(pause):
@@ -55,6 +57,13 @@ class EngineWatch:
             except TimeoutError:
                 continue
             await asyncio.sleep(_WAITING_SECONDS / 4)
+
+    async def _probe(self) -> EngineFacts | None:
+        """None: a pause has cut it short. While inference is paused the engine may be asleep, its memory the trainer's,
+        and even a probe would be a fault of it."""
+        if self.proxy is None:
+            return await self.engine.probe()
+        return await self.proxy.probe()
 
     def _judge(self, facts: EngineFacts) -> None:
         problem = facts.problem or (None if facts.healthy else f"the engine {self.engine.base_url} does not answer")

@@ -19,6 +19,7 @@ class Gate:
         self._idle.set()
         self._running: set[asyncio.Task[Any]] = set()
         self._cut: set[asyncio.Task[Any]] = set()
+        self._calls = 0
         self._paused_at: float | None = None
         self._paused_before = 0.0
         self._end: asyncio.TimerHandle | None = None
@@ -29,15 +30,15 @@ class Gate:
 
     @property
     def running(self) -> int:
-        return len(self._running)
+        return self._calls
 
     @property
     def paused_seconds(self) -> float:
         now = 0.0 if self._paused_at is None else time.monotonic() - self._paused_at
         return self._paused_before + now
 
-    async def run(self, step: Coroutine[Any, Any, T]) -> T | None:
-        """Waits while paused, then runs `step`; None when a pause cut it short."""
+    async def run(self, step: Coroutine[Any, Any, T], *, call: bool = True) -> T | None:
+        """Waits while paused, then runs `step`; None when a pause cut it short. `call`: it counts in `running`."""
         try:
             await self._open.wait()
         except asyncio.CancelledError:
@@ -46,6 +47,7 @@ class Gate:
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
+        self._calls += call
         self._idle.clear()
         try:
             return await step
@@ -55,6 +57,7 @@ class Gate:
             raise
         finally:
             self._running.discard(task)
+            self._calls -= call
             self._cut.discard(task)
             if not self._running:
                 self._idle.set()

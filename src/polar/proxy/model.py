@@ -11,7 +11,7 @@ from aiohttp import web
 
 from polar.config import PriceSettings
 from polar.errors import ConfigError, ServerFault
-from polar.protocols import Engine, Rendering
+from polar.protocols import Engine, EngineFacts, Rendering
 from polar.proxy.gate import Gate
 from polar.proxy.server import Find, make_app
 from polar.proxy.session import Attempt, RunRecord, Session, Shared
@@ -122,6 +122,10 @@ class ModelProxy:
     async def pause(self, mode: Literal["drain", "abort"], timeout_seconds: float) -> bool:
         """No engine call starts from now on. True when none runs any more; else it has resumed by itself."""
         return await self._gate.pause(mode, timeout_seconds)
+
+    async def probe(self) -> EngineFacts | None:
+        """The engine's, once nothing is paused; None when a pause cut it short."""
+        return await self._gate.run(self._shared.engine.probe(), call=False)
 
     def resume(self) -> None:
         self._gate.resume()

@@ -16,7 +16,7 @@ from peers.engine import ScriptedEngine
 from polar.protocols import Rendering
 from running_proxy import OpenSession, running_proxy, user
 
-TURNS, ASKED, ANSWERED = 40, 400, 100
+TURNS, ASKED, ANSWERED = 25, 600, 150
 BYTES_A_TOKEN = 12
 """in a test whose turns are short; with turns of a thousand tokens it is 4 to 12 (benchmarks/proxy.py)"""
 

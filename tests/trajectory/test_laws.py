@@ -33,9 +33,20 @@ def folder():
         yield Path(name)
 
 
-@settings(max_examples=2000)
+@settings(max_examples=600)
 @given(session=random_sessions, include_auxiliary=st.booleans())
 def test_every_builder_keeps_the_laws(folder: Path, session: RandomSession, include_auxiliary: bool) -> None:
+    check_builders(folder, session, include_auxiliary)
+
+
+@pytest.mark.slow
+@settings(max_examples=4000)
+@given(session=random_sessions, include_auxiliary=st.booleans())
+def test_every_builder_keeps_the_laws_for_long(folder: Path, session: RandomSession, include_auxiliary: bool) -> None:
+    check_builders(folder, session, include_auxiliary)
+
+
+def check_builders(folder: Path, session: RandomSession, include_auxiliary: bool) -> None:
     log, truth = session.write(folder)
     excluded = brute_force.exclusions(truth, include_auxiliary)
     trainable = [call.number for call in truth.calls if call.sampled and call.number not in excluded]

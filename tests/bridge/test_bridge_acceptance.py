@@ -103,7 +103,7 @@ def test_the_first_name_that_fits_is_the_groups(result: TaskResult, fraction: fl
     assert dropped(result, 2, fraction).reason is first
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     task_results(),
     st.builds(

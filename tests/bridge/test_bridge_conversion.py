@@ -244,7 +244,7 @@ def test_sessions_are_placed_by_their_index_and_a_missing_one_is_a_placeholder()
     assert removed == [[False] * 2, [True], [False]]
 
 
-@settings(max_examples=80)
+@settings(max_examples=60)
 @given(
     task_results(),
     st.builds(

@@ -164,7 +164,7 @@ def test_a_stages_mean_is_over_the_sessions_that_came_to_it():
     assert told["session_ms/postrun_mean"] == 0.0
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.lists(task_results(max_size=3), max_size=2), st.sampled_from([None, 6]))
 def test_any_real_groups_give_finite_numbers_that_balance(drawn, cap: int | None):
     groups, since = [], SinceLastCall()

@@ -24,7 +24,7 @@ TRACES = st.lists(
         reward=REWARDS,
         counts=st.booleans(),
     ),
-    max_size=40,
+    max_size=20,
 )
 
 

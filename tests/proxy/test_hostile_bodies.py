@@ -143,6 +143,8 @@ ANTHROPIC: list[tuple[dict[str, Any], str | None]] = [
     ({"top_k": WIDE}, "top_k: "),
     ({"mcp_servers": [{"type": "url", "url": "x", "name": "m"}]}, "mcp_servers: "),
     ({"container": "c"}, "container: "),
+    ({"thread": {"type": "create"}}, "thread: "),
+    ({"compaction": {"type": "enabled"}}, "compaction: "),
     ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}, "service_tier": "auto"}, None),
     ({"context_management": {"edits": []}, "cache_control": {"type": "ephemeral"}}, None),
     ({"messages": []}, "messages: "),
@@ -166,6 +168,7 @@ ANTHROPIC: list[tuple[dict[str, Any], str | None]] = [
 GEMINI: list[tuple[dict[str, Any], str | None]] = [
     ({"contents": []}, "contents: "),
     (contents({"text": 5}), "text: "),
+    ({"continuationToken": "AA"}, "continuationToken: "),
     (contents({"hologram": {}}), "contents.0.parts.0: a part of type 'hologram'"),
     (contents({"text": "x"}, role="model"), None),
     (contents({"functionResponse": {"name": "f", "response": {"a": 1}}}), None),

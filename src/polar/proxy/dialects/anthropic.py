@@ -56,6 +56,8 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _REFUSED = {
     "mcp_servers": "no server is called from here: the harness has to",
     "container": "nothing is run here",
+    "thread": "no conversation is kept: send all of its messages",
+    "compaction": "no summaries are made here: ask for one in a message",
 }
 _NO_PREFILL = "messages: the last one is the assistant's, and no answer goes on in its middle: end with the user's"
 _BILLING = "x-anthropic-billing-header:"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from polar.protocols import Delta
-from polar.proxy.canonical import SSE, Answer, Ask, Opening, Refusal, argument_object, field, sealed
+from polar.proxy.canonical import SSE, Answer, Ask, Opening, Refusal, argument_object, field, refuse, sealed
 from polar.proxy.dialects.gemini_input import (
     History,
     named,
@@ -32,6 +32,10 @@ _STATUS = {
     "engine": (400, "FAILED_PRECONDITION"),
     "server": (500, "INTERNAL"),
 }
+_REFUSED = {
+    "cachedContent": "nothing is kept: send the contents themselves",
+    "continuationToken": "nothing is kept: send the contents so far",
+}
 _OVERFLOW = "The input token count exceeds the maximum number of tokens allowed: "
 _METHODS = ["generateContent", "streamGenerateContent", "countTokens"]
 
@@ -50,8 +54,7 @@ class Gemini:
         assert found is not None, "the route names a model and a method"
         request = named(body)
         request = named(field(request, "generateContentRequest", dict, request))
-        if field(request, "cachedContent", str):
-            raise Refusal("unsupported", "cachedContent is not supported: send the contents themselves")
+        refuse(request, _REFUSED)
         config = named(field(request, "generationConfig", dict, {}))
         choice, allowed = read_choice(named(field(request, "toolConfig", dict, {})))
         return Ask(

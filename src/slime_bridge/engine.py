@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import aiohttp
 
-ANSWER_SECONDS = 5.0
+ANSWER_SECONDS, ALL_SECONDS = 5.0, 20.0
 
 
 async def engine_version(http: aiohttp.ClientSession, url: str | None) -> str | None:
-    """None where there is no engine to ask, or none that answers."""
+    """None where there is no engine to ask, or none that answers in time."""
     if url is None:
         return None
+    try:
+        async with asyncio.timeout(ALL_SECONDS):
+            return await _first_told(http, url)
+    except TimeoutError:
+        return None
+
+
+async def _first_told(http: aiohttp.ClientSession, url: str) -> str | None:
     workers = await _document(http, f"{url}/workers")
     engines = [worker["url"] for worker in workers.get("workers", []) if "url" in worker]
     for engine in [*engines, url]:

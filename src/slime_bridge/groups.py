@@ -53,7 +53,7 @@ class Groups:
     def __init__(
         self, args: Any, config: PolarSlimeConfig, source: Any, tasks: Tasks, background: asyncio.TaskGroup, run_id: str
     ) -> None:
-        self._args, self._config, self._source = args, config, source
+        self.args, self._config, self._source = args, config, source
         self._tasks, self._background, self._run_id = tasks, background, run_id
         self._in_flight: dict[int, Running] = {}
         self._late: dict[int, Running] = {}
@@ -107,7 +107,7 @@ class Groups:
     @property
     def _runs_ahead(self) -> bool:
         """Not in the last rollout: nobody would ask for what is started ahead of it."""
-        rollouts = getattr(self._args, "num_rollout", None)
+        rollouts = getattr(self.args, "num_rollout", None)
         return self._config.prefetch and (rollouts is None or self._rollout_id + 1 < rollouts)
 
     def _admit(self) -> None:
@@ -132,7 +132,7 @@ class Groups:
         number = self._submitted
         self._submitted += 1
         payload = task_payload(
-            self._args,
+            self.args,
             self._config,
             source,
             rollout_id=self._rollout_id,
@@ -283,7 +283,7 @@ class Groups:
         active = len(self._in_flight) + len(self._late)
         return {
             "active_groups": active,
-            "active_sessions": active * self._args.n_samples_per_prompt,
+            "active_sessions": active * self.args.n_samples_per_prompt,
             "completed_buffer": len(self._finished),
             "output_queue": self._config.batch,
             "deferred_queue": len(self._late),

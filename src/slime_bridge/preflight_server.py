@@ -17,7 +17,7 @@ from slime_bridge.tasks import Tasks
 log = logging.getLogger(__name__)
 ENGINE_SECONDS = 60.0
 """engines that have just been started load their weights; a gateway asks them again every few seconds"""
-CALLBACK_SECONDS = 20.0
+CALLBACK_SECONDS = 60.0
 LOOK_SECONDS = 0.5
 PROBE = "polar-probe"
 WITHOUT_IDS = "openai"

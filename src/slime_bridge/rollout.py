@@ -44,4 +44,5 @@ def _worker_for(args: Any, data_source: Any) -> Worker:
         close()
     if not _workers:
         _workers.append(Worker(args, config, data_source))
+    _workers[0].use(args)
     return _workers[0]

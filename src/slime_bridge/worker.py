@@ -50,6 +50,10 @@ class Worker:
             self.close()
             raise
 
+    def use(self, args: Any) -> None:
+        """From the next call on; of a trainer that sends its args anew with each. What is checked stays as it was."""
+        self._args = self._rooms.result().groups.args = args
+
     def collect(self, rollout_id: int) -> Collected:
         return self._call(self._collect(rollout_id))
 
@@ -59,6 +63,8 @@ class Worker:
     def close(self) -> None:
         """Cancels what is in flight, on the server too, and ends the thread."""
         self._loop.call_soon_threadsafe(self._closing.set)
+        if not self._rooms.done():
+            self._life.cancel()
         wait([self._life], timeout=CLOSE_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_SECONDS)

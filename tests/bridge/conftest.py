@@ -36,6 +36,7 @@ class Gateway:
         self.leases: list[Lease] = []
         self._cancels: list[Cancel] = []
         self._held: dict[str, Held] = {}
+        self._ended: set[str] = set()
         self._lock = threading.Lock()
         self._node = server.node()
         self._stopped = threading.Event()
@@ -97,7 +98,8 @@ class Gateway:
 
     def finish(self, instruction: str) -> None:
         """Ends, well, the sessions of this task that it has left running."""
-        for lease in [each for each in self.leases if each.task["instruction"] == instruction]:
+        begun = [each for each in self.leases if each.task["instruction"] == instruction]
+        for lease in [each for each in begun if each.session_id not in self._ended]:
             eventually(lambda lease=lease: lease.session_id in self._held)
             self._deliver(lease, done(lease, self._node))
 
@@ -110,6 +112,7 @@ class Gateway:
     def _let_go(self, lease: Lease) -> None:
         with self._lock:
             self._held.pop(lease.session_id, None)
+            self._ended.add(lease.session_id)
             self._node.held = list(self._held.values())
 
     def _play(self, lease: Lease) -> None:

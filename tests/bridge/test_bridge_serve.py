@@ -4,6 +4,7 @@ is scripted. Its address is Slime's router, so that the bridge asks it for the p
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -158,3 +159,28 @@ def assert_idle(chain: Chain) -> None:
     token = {TOKEN_HEADER: (chain.data / "control_token").read_text().strip()}
     gateway = httpx.get(chain.gateway_url + "/admin/inference/status", headers=token, trust_env=False).json()
     assert (gateway["paused"], gateway["inflight"]) == (True, 0)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_in_the_middle_of_a_rollout_costs_it_nothing(
+    engine: ScriptedEngine, make_trainer: Make, tmp_path: Path
+):
+    """Server, gateway and sandboxes are gone at once; what comes back has the same address and the same data."""
+    steps: list[Any] = []
+    engine.script(*[{"text": "slow", "hold": True}] * 2)
+    before = len(engine.requests)
+    with polar_serve(tmp_path / "data", engine.url, "--engine", "sglang") as first:
+        trainer = make_trainer(polar_rollout_url=first.url)
+        rolling = threading.Thread(target=lambda: steps.append(trainer.rollout(0)))
+        rolling.start()
+        until(lambda: len([each for each in engine.requests[before:] if len(each["input_ids"]) > 1]) >= 2, 60)
+        first.process.kill()
+        first.process.wait(30)
+    engine.release()
+    with polar_serve(tmp_path / "data", engine.url, "--engine", "sglang", "--port", first.url.rsplit(":", 1)[1]):
+        rolling.join(180)
+        (step,) = steps
+        rollout.close()
+    assert step.groups == [0, 1]
+    assert step.metrics["polar/rollout_success_rate"] == 1.0
+    assert step.metrics["polar/ledger/balanced"] == 1

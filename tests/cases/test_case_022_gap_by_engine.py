@@ -29,5 +29,5 @@ def test_the_gap_is_that_of_the_precision(kind: str, tmp_path: Path, request: py
         converse(session, turns=6, max_tokens=60)
         _, log = session.end()
         told = gaps(engine, log, 1.0, request)
-        assert told["bfloat16"][1] < 0.05
-        assert told["float32"][1] < 0.05
+        assert told["bfloat16"][1] < 0.08
+        assert told["float32"][1] < 0.08

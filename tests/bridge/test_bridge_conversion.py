@@ -305,3 +305,27 @@ def check_uniform(samples: list[Sample]) -> None:
         assert type(sample.reward) is float
         assert type(sample.response) is str
         assert sample.status.value != "pending"
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"role": "assistant", "content": "done"}, "done"),
+        ({"role": "assistant", "reasoning_content": "hm", "content": "done"}, "<think>hm</think>\ndone"),
+        ({"role": "assistant", "reasoning": "hm", "content": None}, "<think>hm</think>"),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "ls", "arguments": {"in": "é"}}}]},
+            'ls({"in": "é"})',
+        ),
+        ({"role": "assistant", "tool_calls": [{"name": "ls", "arguments": "{bad"}]}, "ls({bad)"),
+        ({"role": "tool", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}, "[tool] a<image_url>"),
+        ({"role": "user", "content": ["a", "b"]}, "[user] ab"),
+        ({"role": "user", "content": ""}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_response_is_readable_text_whatever_the_messages_hold(message, text: str):
+    one = trace()
+    one.response_messages = [message]
+    (sample,) = session_result_to_samples(session(0, one), source_of())
+    assert sample.response == text

@@ -10,13 +10,12 @@ import secrets
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 import aiohttp
 
 from polar.client import AsyncClient
-from slime_bridge.colocation import awake
+from slime_bridge.colocation import Engines
 from slime_bridge.config import PolarSlimeConfig, router_url
 from slime_bridge.engine import engine_version
 from slime_bridge.evaluation import evaluate
@@ -86,24 +85,23 @@ class Worker:
                 await check_callback(tasks, config, self._run_id)
                 async with asyncio.TaskGroup() as background:
                     groups = Groups(self._args, config, self.source, tasks, background, self._run_id)
-                    self._rooms.set_result(_Rooms(client, tasks, groups, http))
+                    engines = Engines(client, seconds, background, colocated=colocated(self._args))
+                    self._rooms.set_result(_Rooms(tasks, groups, engines, http))
                     await self._closing.wait()
                     tasks.leave()
                     groups.close()
+                    engines.close()
 
     async def _collect(self, rollout_id: int) -> Collected:
         rooms = self._rooms.result()
-        async with self._awake(rooms):
+        async with rooms.engines.awake():
             version = await engine_version(rooms.http, router_url(self._args))
             return await rooms.groups.collect(rollout_id, version)
 
     async def _evaluate(self, rollout_id: int) -> RolloutFnEvalOutput:
         rooms = self._rooms.result()
-        async with self._awake(rooms):
+        async with rooms.engines.awake():
             return await evaluate(self._args, self.config, rooms.tasks, rollout_id, self._run_id)
-
-    def _awake(self, rooms: _Rooms) -> AbstractAsyncContextManager[None]:
-        return awake(rooms.client, self.config.weight_update_pause_timeout, colocated=colocated(self._args))
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         called = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -131,5 +129,5 @@ def _first(fault: BaseException) -> BaseException:
 
 
 class _Rooms:
-    def __init__(self, client: AsyncClient, tasks: Tasks, groups: Groups, http: aiohttp.ClientSession) -> None:
-        self.client, self.tasks, self.groups, self.http = client, tasks, groups, http
+    def __init__(self, tasks: Tasks, groups: Groups, engines: Engines, http: aiohttp.ClientSession) -> None:
+        self.tasks, self.groups, self.engines, self.http = tasks, groups, engines, http

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,16 @@ def test_colocated_engines_are_idle_between_calls(
     assert trainer.evaluate(1).data["held_out"]["rewards"] == [1.0]
     assert_idle(chain)
     chain.http.post("/rollout/inference/resume").raise_for_status()
+
+
+def test_the_pause_of_colocated_engines_lasts_as_long_as_the_trainer_trains(chain: Chain, make_trainer: Make):
+    """A step may take longer than any pause is asked for; a trainer that has ended holds nobody up."""
+    trainer = make_trainer(colocate=True, polar_weight_update_pause_timeout=3.0)
+    trainer.rollout(0)
+    time.sleep(4.5)
+    assert_idle(chain)
+    rollout.close()
+    until(lambda: not chain.http.get("/rollout/inference/status").json()["paused"], 30)
 
 
 def assert_idle(chain: Chain) -> None:

@@ -112,7 +112,7 @@ def test_a_call_that_waits_is_told_that_the_worker_is_closed(server: Server, gat
     assert trainer.rollout(0).groups == [0, 1], "what was under way is given out again"
 
 
-@pytest.mark.parametrize("path", ["train", "eval"])
+@pytest.mark.parametrize("path", [pytest.param("train", marks=pytest.mark.slow), "eval"])
 def test_a_trainer_that_is_interrupted_cancels_its_tasks(
     server: Server, gateway: Gateway, make_trainer: Make, tmp_path, path: str
 ):

@@ -10,7 +10,7 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,8 @@ _PUT_IN_BY_SLIME = (
 )
 """Fields that Slime puts into the batch once one sample has them: no sample has them, whatever its source had."""
 _MADE_HERE = frozenset({"tokens", "loss_mask", "rollout_log_probs", "weight_versions", "metadata", "status", "reward"})
+_BY_NAME: dict[Any, Termination] = {each.value: each for each in Termination}
+_BY_STATUS = {SessionStatus.COMPLETED: Termination.DONE, SessionStatus.TIMEOUT: Termination.AGENT_TIMEOUT}
 _UNCHANGING = frozenset({type(None), bool, int, float, str})
 
 
@@ -110,12 +112,8 @@ def reward_of(result: SessionResult | None, rules: ConversionRules) -> float:
 
 def ending_of(result: SessionResult) -> Ending:
     """The row of the table of endings; a server that names no termination is judged by the session's status."""
-    by_status = {
-        SessionStatus.COMPLETED: Termination.DONE,
-        SessionStatus.TIMEOUT: Termination.AGENT_TIMEOUT,
-    }.get(result.status, Termination.INFRASTRUCTURE)
-    named = result.metadata.get("termination")
-    return TABLE[Termination(named) if named in {each.value for each in Termination} else by_status]
+    by_status = _BY_STATUS.get(result.status, Termination.INFRASTRUCTURE)
+    return TABLE[_BY_NAME.get(result.metadata.get("termination"), by_status)]
 
 
 def _converted(
@@ -192,7 +190,7 @@ def _placeholder(source: Any, rules: ConversionRules, status: SlimeStatus, facts
 
 def _copy(source: Any, status: SlimeStatus, rules: ConversionRules, reward: float) -> Any:
     """Shares nothing that could be changed with the source or with a sibling."""
-    sample = copy.copy(source)
+    sample = _twin(source)
     for name, value in vars(source).items():
         if type(value) not in _UNCHANGING and name not in _MADE_HERE:
             setattr(sample, name, None if name in _PUT_IN_BY_SLIME else _own(value))
@@ -204,8 +202,15 @@ def _copy(source: Any, status: SlimeStatus, rules: ConversionRules, reward: floa
 
 
 def _own(value: Any) -> Any:
-    """Containers in depth; an object (Slime's two records of counts) as such, which takes a tenth of the time."""
-    return copy.deepcopy(value) if isinstance(value, dict | list) else copy.copy(value)
+    """In depth, but for Slime's two records of counts, which hold numbers alone."""
+    return _twin(value) if is_dataclass(value) else copy.deepcopy(value)
+
+
+def _twin(thing: Any) -> Any:
+    """A shallow copy of a dataclass's object, in a third of the time of copy.copy."""
+    made = object.__new__(type(thing))
+    made.__dict__.update(vars(thing))
+    return made
 
 
 def _facts(result: SessionResult | None) -> dict[str, Any]:

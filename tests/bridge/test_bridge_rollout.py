@@ -163,11 +163,14 @@ def test_a_restart_cancels_what_a_killed_trainer_left(server: Server, gateway: G
     trainer = make_trainer(**changed)
     settings = changed | {"polar_rollout_url": server.url, "prompt_data": trainer.args.prompt_data, "load": None}
     command = [sys.executable, "-m", "tests.bridge.dying_trainer", json.dumps(settings)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as dying:
+    dying = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
         assert dying.stdout is not None
         assert dying.stdout.readline() == b"done\n"
-        left = eventually(lambda: len(running(server)) == 4 and running(server))
+        left = eventually(lambda: len(running(server)) == 4 and running(server), 60)
+    finally:
         dying.kill()
+        dying.communicate()
     gateway.script = done
     trainer.rollout(0)
     eventually(lambda: not set(left) & set(running(server)))

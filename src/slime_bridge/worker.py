@@ -115,9 +115,9 @@ class Worker:
         """The result that is wanted, or the fault that ended the worker's life before it came."""
         both: list[Future[Any]] = [wanted, self._life]
         wait(both, return_when=FIRST_COMPLETED)
-        if wanted.done():
-            return wanted.result()
         try:
+            if wanted.done():
+                return wanted.result()
             self._life.result()
         except BaseExceptionGroup as faults:
             raise _first(faults) from faults

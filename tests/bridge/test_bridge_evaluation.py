@@ -189,3 +189,12 @@ def test_evaluation_runs_while_training_tasks_are_in_flight_and_leaves_them_alon
     assert [group[0][0].prompt for group in step.nest] == ["p2", "p3"]
     assert step.metrics["polar/ledger/groups/trained"] == 4
     assert step.metrics["polar/ledger/balanced"] == 1
+
+
+def test_a_row_that_the_template_cannot_use_is_an_error_in_the_templates_words(make_trainer: Make, tmp_path: Path):
+    """Two rows fail; the trainer is told of one, not of a group of errors."""
+    path = items(tmp_path, "rows", {"input": "e0"}, {"input": "e1"})
+    template = arguments().polar_task_template | {"labels": {"kind": "{sample.metadata.kind}"}}
+    trainer = make_trainer(eval_prompt_data=["rows", path], polar_task_template=template)
+    with pytest.raises(ConfigError, match=r"sample\.metadata\.kind"):
+        trainer.evaluate(0)

@@ -131,6 +131,10 @@ BAD_BODIES: list[tuple[str, dict[str, Any]]] = [
     ("sampling_params.top_k", {"sampling_params": {"top_k": 0}}),
     ("sampling_params.max_new_tokens", {"sampling_params": {"max_new_tokens": 0}}),
     ("sampling_params.n", {"sampling_params": {"n": 2}}),
+    ("sampling_params.min_p", {"sampling_params": {"min_p": 0.1}}),
+    ("sampling_params.repetition_penalty", {"sampling_params": {"repetition_penalty": 1.1}}),
+    ("sampling_params.logit_bias", {"sampling_params": {"logit_bias": {"3": 5}}}),
+    ("sampling_params.json_schema", {"sampling_params": {"json_schema": "{}"}}),
     ("sampling_params.stop_token_ids", {"sampling_params": {"stop_token_ids": [9999]}}),
     ("max_new_tokens", {"sampling_params": {"max_new_tokens": CONTEXT}}),
 ]

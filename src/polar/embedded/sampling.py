@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
-from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 from torch import Tensor
 
 
@@ -29,10 +29,33 @@ def _every_or_some(top_k: int) -> int:
     return top_k
 
 
+def _none(value: Any) -> None:
+    if value not in (None, 0, {}, ""):
+        raise ValueError("is not honoured by this engine: leave it out")
+
+
+def _no_penalty(value: Any) -> None:
+    if value not in (None, 1):
+        raise ValueError("is not honoured by this engine: leave it out, or 1")
+
+
+Absent = Annotated[None, BeforeValidator(_none)]
+
+
 class Sampling(BaseModel):
     """SGLang's sampling_params, as far as honoured. Temperature 0 is greedy, with logprobs at temperature 1."""
 
     model_config = ConfigDict(allow_inf_nan=False)
+
+    min_p: Absent = None
+    frequency_penalty: Absent = None
+    presence_penalty: Absent = None
+    repetition_penalty: Annotated[None, BeforeValidator(_no_penalty)] = None
+    logit_bias: Absent = None
+    json_schema: Absent = None
+    regex: Absent = None
+    ebnf: Absent = None
+    structural_tag: Absent = None
 
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)

@@ -70,7 +70,8 @@ class RunFacts(msgspec.Struct, kw_only=True, frozen=True):
     """CANCELLED or EARLY_STOP"""
     fault: str | None = None
     """name of an infrastructure fault, also an engine fault that the proxy's retries did not heal"""
-    completions: int = 0
+    calls: int = 0
+    """model calls that reached the engine"""
     needs_calls: bool = True
     """False for a harness that declares that it makes no model call"""
     timed_out: bool = False
@@ -86,7 +87,7 @@ def decide(facts: RunFacts) -> Termination:
         return facts.stopped
     ordered = (
         (facts.fault is not None, Termination.INFRASTRUCTURE),
-        (facts.needs_calls and facts.completions == 0, Termination.NO_CALLS),
+        (facts.needs_calls and facts.calls == 0, Termination.NO_CALLS),
         (facts.timed_out, Termination.AGENT_TIMEOUT),
         (facts.limit, Termination.LIMIT),
         (facts.context, Termination.CONTEXT),

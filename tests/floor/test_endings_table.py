@@ -12,7 +12,7 @@ FACTS = st.builds(
     RunFacts,
     stopped=st.sampled_from([None, None, None, Termination.CANCELLED, Termination.EARLY_STOP]),
     fault=st.sampled_from([None, None, "engine_down"]),
-    completions=st.integers(0, 2),
+    calls=st.integers(0, 2),
     needs_calls=st.booleans(),
     timed_out=st.booleans(),
     limit=st.booleans(),
@@ -52,7 +52,7 @@ def test_the_first_fact_that_holds_decides(facts: RunFacts) -> None:
         assert found is facts.stopped
     elif facts.fault is not None:
         assert found is Termination.INFRASTRUCTURE
-    elif facts.needs_calls and not facts.completions:
+    elif facts.needs_calls and not facts.calls:
         assert found is Termination.NO_CALLS
     elif facts.timed_out:
         assert found is Termination.AGENT_TIMEOUT

@@ -73,6 +73,23 @@ def test_agent_timeout_is_built_and_graded(chain: Chain) -> None:
     assert result["trajectory"]["traces"][-1]["finish_reason"] == "stop"
 
 
+def test_what_was_sampled_before_the_first_answer_was_whole_is_named(chain: Chain, engine: ScriptedEngine) -> None:
+    """It reached the engine, so it is no session without a call; and nobody knows a killed harness's exit code."""
+    engine.script({"text": "one two three four", "hold": True, "after": 3})
+    result = only(chain.run("first", timeout_seconds=5, **scripted(DONE, ("stream", "hello"))))
+    check(result, "TIMEOUT", "agent_timeout", reward=None, traces=0)
+    ledger = result["trajectory"]["metadata"]["tokens"]
+    assert (ledger["sampled"], ledger["trainable"], ledger["excluded"]) == (3, 0, {"aborted": 3})
+    assert "exit_code" not in result["metadata"]
+    assert result["error"] is None
+
+
+def test_a_session_all_of_whose_calls_are_refused_says_so(chain: Chain) -> None:
+    result = only(chain.run("refused", **scripted(("call", "x " * 5000), DONE)))
+    check(result, "ERROR", "no_calls", reward=None, traces=0)
+    assert "no model call reached the engine; the last was refused: prompt is too long" in result["error"]
+
+
 def test_turn_limit(chain: Chain) -> None:
     steps = scripted(("call", "one"), ("call", "two"), DONE)
     result = only(chain.run("limit", limits={"turns": 1}, **steps))

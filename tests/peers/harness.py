@@ -56,6 +56,12 @@ def call(text: str, messages: list[dict[str, Any]] = MESSAGES) -> None:
     print(f"model: {message['content']}", flush=True)
 
 
+def stream(text: str) -> None:
+    """One streamed completion that goes on from nothing and is listened to until its end."""
+    asked = {"model": "policy", "stream": True, "messages": [{"role": "user", "content": text}]}
+    post("/chat/completions", json.dumps(asked).encode())
+
+
 def agents(raising: int) -> None:
     """Four agents at once, each with a conversation of its own of two calls; number `raising` raises after its first,
     and the harness after the others' end."""
@@ -161,6 +167,7 @@ VERBS = {
     "shout": shout,
     "sleep": sleep,
     "sleep_unless_first": sleep_unless_first,
+    "stream": stream,
     "tell": tell,
     "write": write,
 }

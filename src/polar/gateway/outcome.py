@@ -25,6 +25,10 @@ class Outcome(msgspec.Struct, kw_only=True):
     """another attempt has the session"""
     fault: PolarError | None = None
     exit: ExecResult = msgspec.field(default_factory=lambda: ExecResult(exit_code=0))
+    killed: bool = False
+    """the harness still ran at the end of its budget: it has no exit code"""
+    refusal: str | None = None
+    """what the last refused model call was told"""
     built: BuildResult | None = None
     evaluation: EvaluationResult | None = None
     timing: SessionTiming = msgspec.field(default_factory=SessionTiming)
@@ -49,7 +53,7 @@ class Outcome(msgspec.Struct, kw_only=True):
             retryable=ending.retried,
             fault=self.fault.name if self.fault else None,
             error=self.fault.message if self.fault else self._silence(termination),
-            exit_code=self.exit.exit_code if self.run_termination else None,
+            exit_code=self.exit.exit_code if self.run_termination and not self.killed else None,
             traces=built.traces if built else None,
             run_termination=self.run_termination,
             tokens=built.tokens if built else None,
@@ -76,8 +80,11 @@ class Outcome(msgspec.Struct, kw_only=True):
         return Termination.SANDBOX_START if at_start else Termination.INFRASTRUCTURE
 
     def _silence(self, termination: Termination) -> str | None:
-        """A harness that never called its model says itself why, if anybody does."""
+        """Of a session without a call: what the model's side said, else the harness, which may say why."""
         if termination is not Termination.NO_CALLS:
             return None
+        if self.refusal is not None:
+            return f"no model call reached the engine; the last was refused: {self.refusal}"
         last = (self.exit.errors or self.exit.output).strip().splitlines()[-1:]
-        return f"no model call; the harness ended with exit code {self.exit.exit_code}: {' '.join(last) or 'no output'}"
+        end = "still ran when its time was up" if self.killed else f"ended with exit code {self.exit.exit_code}"
+        return f"no model call; the harness {end}: {' '.join(last) or 'no output'}"

@@ -226,7 +226,7 @@ class Session:
         await runtime.kill_processes()
         facts = RunFacts(
             fault=self._record.fault,
-            completions=self._record.completions,
+            calls=self._record.calls,
             needs_calls=harness.makes_calls,
             timed_out=not in_time,
             limit=self._record.limit is not None,
@@ -234,6 +234,7 @@ class Session:
             sandbox_limit=self.outcome.exit.limit_hit,
             exit_code=self.outcome.exit.exit_code,
         )
+        self.outcome.killed, self.outcome.refusal = not in_time, self._record.refusal
         self.outcome.termination = self.outcome.run_termination = decide(facts)
         if facts.fault is not None:
             self.outcome.fault = PolarError(self._record.fault_message or facts.fault, name=facts.fault)

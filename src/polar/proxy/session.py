@@ -46,9 +46,11 @@ class Attempt(msgspec.Struct, kw_only=True):
 
 
 class RunRecord(msgspec.Struct, kw_only=True):
-    """How an attempt used the model. `completions`: calls that the engine answered, auxiliary ones included. `limit`:
-    the first limit that refused or cut a call. `fault`: an engine or server fault that no retry of the proxy healed."""
+    """How an attempt used the model. `calls`: those that reached the engine, `completions`: those it answered,
+    auxiliary ones included. `limit`: the first limit that refused or cut a call. `fault`: an engine or server fault
+    that no retry of the proxy healed. `refusal`: what the last refused call was told."""
 
+    calls: int = 0
     completions: int = 0
     sampled: int = 0
     limit: str | None = None
@@ -56,6 +58,7 @@ class RunRecord(msgspec.Struct, kw_only=True):
     fault: str | None = None
     fault_message: str | None = None
     refused: int = 0
+    refusal: str | None = None
 
 
 class Shared(msgspec.Struct, kw_only=True):
@@ -131,6 +134,7 @@ class Session:
     def refuse(self, dialect: str, refusal: Refusal) -> None:
         """Records a request that made no engine call."""
         self.record.refused += 1
+        self.record.refusal = refusal.message
         self.record.context |= refusal.kind == "context"
         reason = _REASONS.get(refusal.kind, "bad_request")
         if not self.closed:
@@ -190,6 +194,7 @@ class Session:
         if tasks:
             await asyncio.wait(tasks)
         self.closed = True
+        self.record.calls = self.log.calls
         return self.record
 
     def _ended(self, call: Call) -> None:

@@ -22,7 +22,10 @@ ENDINGS: dict[Termination, str] = {
     Termination.LIMIT: "a limit of the task was reached; graded and trained, as cut off",
     Termination.CONTEXT: "the prompt outgrew the model's context; graded and trained, as cut off",
     Termination.AGENT_TIMEOUT: "the agent's time was up (timeout_seconds); graded for information, not trained",
-    Termination.NO_CALLS: "no call of the harness reached the model; if none was refused: does it use the base URL and key of its environment?",
+    Termination.NO_CALLS: (
+        "no call of the harness reached the model; if none was refused: does it use the base URL and key of its "
+        "environment?"
+    ),
     Termination.SANDBOX_LIMIT: "the sandbox's memory or process limit killed it; graded and trained",
     Termination.INFRASTRUCTURE: "something of the infrastructure failed, in every attempt; never a reward",
     Termination.EVALUATION: "the evaluator failed twice, so there is no reward and nothing is trained",

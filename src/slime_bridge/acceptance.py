@@ -7,13 +7,14 @@ where the age is known, in `groups`.)
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from polar.records import Drop, SessionResult, TaskResult, TaskState
 from slime_bridge.adapter import ConvertedSession, convert_session
 from slime_bridge.fitting import ConversionRules, RolloutLogprobError
 from slime_bridge.slime_types import GroupingError
+from slime_bridge.untrained import first_error, why_untrained
 
 
 @dataclass
@@ -48,6 +49,10 @@ class Group:
         return sum((session.unused for session in self.sessions), Counter())
 
     @property
+    def dropped_traces(self) -> Counter[str]:
+        return sum((session.dropped_traces for session in self.sessions), Counter())
+
+    @property
     def versions(self) -> frozenset[str]:
         return frozenset().union(*(session.versions for session in self.sessions))
 
@@ -59,6 +64,8 @@ class Dropped:
     """trainable tokens that arrived with it"""
     sessions: int
     why: str
+    traces: Counter[str] = field(default_factory=Counter)
+    """of its traces, those that could not have been trained in any group, by name"""
 
 
 def judge(
@@ -67,7 +74,8 @@ def judge(
     """`min_fraction`: of the group's sessions, how many must be completed and have a trainable token."""
     tokens = sum(_trainable(session) for session in result.results)
     if result.status is not TaskState.COMPLETED:
-        return Dropped(Drop.FAILED, tokens, len(source), f"the task {result.status.value}: {_first_error(result)}")
+        told = first_error(result) or "no session tells an error"
+        return Dropped(Drop.FAILED, tokens, len(source), f"the task {result.status.value}: {told}")
     by_index = {session.metadata.get("session_index"): session for session in result.results}
     if len(by_index) < len(result.results) or not by_index.keys() <= set(range(len(source))):
         why = f"its sessions name the samples {sorted(map(str, by_index))} of a group of {len(source)}"
@@ -80,23 +88,14 @@ def judge(
         return Dropped(Drop.LOGPROB_ERROR, tokens, len(source), str(error))
     group = Group(result.task_id, source, sessions, submitted)
     if group.trained == 0:
-        return Dropped(Drop.ZERO_TRAINABLE, tokens, len(source), f"no trainable token: {_first_error(result)}")
+        why = why_untrained(result, sessions, rules)
+        return Dropped(Drop.ZERO_TRAINABLE, tokens, len(source), why, group.dropped_traces)
     complete = sum(session.completed and session.trained > 0 for session in sessions)
     if complete < min_fraction * len(source):
         why = f"{complete} of {len(source)} sessions complete"
-        return Dropped(Drop.LOW_COMPLETE_FRACTION, tokens, len(source), why)
+        return Dropped(Drop.LOW_COMPLETE_FRACTION, tokens, len(source), why, group.dropped_traces)
     return group
 
 
 def _trainable(result: SessionResult) -> int:
     return sum(trace.trainable for trace in result.trajectory.traces) if result.trajectory is not None else 0
-
-
-def _first_error(result: TaskResult) -> str:
-    """One session's own words; they say more than a count."""
-    told = (
-        f"session {each.session_id} ended as {each.metadata.get('termination', each.status.value)}: {each.error}"
-        for each in result.results
-        if each.error
-    )
-    return next(told, "no session tells an error")

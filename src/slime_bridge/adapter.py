@@ -78,9 +78,9 @@ def convert_session(result: SessionResult | None, source: Any, rules: Conversion
     traces = _traces(result)
     ending = ending_of(result)
     graded = all(finite(trace.reward) is not None for trace in traces)
-    if not _trained(ending, rules) or not graded:
+    if not is_trained(ending, rules) or not graded:
         arrived = Counter({Unused.MASKED_SESSION.value: sum(trace.trainable for trace in traces)})
-        status = SlimeStatus.FAILED if _trained(ending, rules) else _status(ending, result, rules)
+        status = SlimeStatus.FAILED if is_trained(ending, rules) else _status(ending, result, rules)
         return _masked(result, source, rules, status, Fitted(unused=arrived))
     fitted = fit(traces, rules)
     if not fitted.traces:
@@ -102,7 +102,7 @@ def shown_sample(result: SessionResult | None, source: Any, rules: ConversionRul
 
 def reward_of(result: SessionResult | None, rules: ConversionRules) -> float:
     """What the session earned, for evaluation: 0.0 where its ending is not trained or nothing graded it."""
-    if result is None or result.trajectory is None or not _trained(ending_of(result), rules):
+    if result is None or result.trajectory is None or not is_trained(ending_of(result), rules):
         return 0.0
     outcome = (result.trajectory.metadata.get("evaluation") or {}).get("outcome_reward")
     given = [trace.reward for trace in _traces(result)] if outcome is None else [outcome]
@@ -149,7 +149,7 @@ def _traces(result: SessionResult) -> list[Trace]:
     return result.trajectory.traces if result.trajectory is not None else []
 
 
-def _trained(ending: Ending, rules: ConversionRules) -> bool:
+def is_trained(ending: Ending, rules: ConversionRules) -> bool:
     return ending.trained or (ending is TABLE[Termination.AGENT_TIMEOUT] and rules.timeout_policy == "truncate")
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ from slime_bridge.tasks import Tasks
 
 log = logging.getLogger(__name__)
 PROGRESS_SECONDS = 60.0
+_WITH_A_DIGIT = re.compile(r"\w*\d\w*")
 CLOSED = "the bridge's worker is closed"
 
 
@@ -205,7 +207,7 @@ class Groups:
         if len(self._drops_in_a_row) >= self._config.max_consecutive_drops:
             self._fault = BridgeFault(
                 f"{len(self._drops_in_a_row)} groups dropped in a row, none accepted "
-                f"(polar_max_consecutive_drops): {'; '.join(sorted(set(self._drops_in_a_row)))}"
+                f"(polar_max_consecutive_drops): {_counted(self._drops_in_a_row)}"
             )
 
     def _drop_stale(self) -> None:
@@ -219,7 +221,7 @@ class Groups:
         why = (
             f"{age} rollouts old; polar_max_async_level + update_weights_interval allow {self._config.staleness_bound}"
         )
-        self._drop(group.source, Dropped(Drop.STALE, group.trained, len(group.source), why))
+        self._drop(group.source, Dropped(Drop.STALE, group.trained, len(group.source), why, group.dropped_traces))
         return True
 
     def _age(self, group: Group) -> Age:
@@ -293,3 +295,11 @@ class Groups:
     def _source_counts(self) -> dict[str, int]:
         counted = ("surplus_prompts", "resumed_groups")
         return {name: getattr(self._source, name) for name in counted if hasattr(self._source, name)}
+
+
+def _counted(reasons: Sequence[str]) -> str:
+    """Reasons that are equal but for names and numbers are told once, in the words of the last."""
+    alike: dict[str, list[str]] = {}
+    for reason in reasons:
+        alike.setdefault(_WITH_A_DIGIT.sub("", reason), []).append(reason)
+    return "; ".join(f"{len(each)} × {each[-1]}" for each in sorted(alike.values(), key=len, reverse=True))

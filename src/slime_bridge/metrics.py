@@ -34,11 +34,14 @@ class SinceLastCall:
     dropped_sessions: int = 0
     wasted_tokens: Counter[Drop] = field(default_factory=Counter)
     stragglers: int = 0
+    dropped_traces: Counter[str] = field(default_factory=Counter)
+    """of dropped groups"""
 
     def dropped(self, dropped: Dropped) -> None:
         self.drops[dropped.reason] += 1
         self.dropped_sessions += dropped.sessions
         self.wasted_tokens[dropped.reason] += dropped.tokens
+        self.dropped_traces += dropped.traces
 
 
 def train_metrics(
@@ -65,7 +68,7 @@ def train_metrics(
 
 def _drop_metrics(since: SinceLastCall, sessions: Sequence[ConvertedSession]) -> Numbers:
     lost = sum(session.trained == 0 for session in sessions)
-    traces = sum((session.dropped_traces for session in sessions), Counter())
+    traces = sum((session.dropped_traces for session in sessions), since.dropped_traces)
     numbers: Numbers = {f"polar/dropped_{drop.value}_groups": since.drops[drop] for drop in Drop}
     numbers |= {f"polar/wasted_tokens/{drop.value}": since.wasted_tokens[drop] for drop in Drop}
     numbers |= {f"polar/dropped_traces/{reason}": traces[reason] for reason in DROPPED_TRACES}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -72,6 +74,37 @@ def test_a_trainable_token_without_a_logprob_drops_the_whole_group():
 )
 def test_a_group_without_a_token_to_train_is_dropped(sessions):
     assert dropped(task(*sessions), 2).reason is Drop.ZERO_TRAINABLE
+
+
+@pytest.mark.parametrize(
+    ("sessions", "why"),
+    [
+        (
+            (session(0, trace(prompt=20)), session(1, trace(prompt=10), trace(prompt=30))),
+            "every trace is longer than polar_max_trajectory_tokens = 9 (the shortest has 14): "
+            "raise --max-tokens-per-gpu, or polar_overlong: clip",
+        ),
+        (
+            (session(0, trace(reward=math.inf)), session(1, trace(reward=math.inf))),
+            "its reward inf is no number a trainer can use (finite, at most 1e+30) ×2",
+        ),
+        ((UNGRADED,), "no reward: the evaluator gave none ×1; never came back ×1"),
+        (
+            (session(0, trace(), termination=Termination.AGENT_TIMEOUT), session(1, trace(prompt=9))),
+            "ending is masked: agent_timeout (polar_timeout_policy) ×1; "
+            "every trace is longer than polar_max_trajectory_tokens = 9 ×1",
+        ),
+        (
+            (session(0, error="died"), session(1)),
+            "no trace: no call to the model was recorded ×2 (session session-0 ended as done: died)",
+        ),
+    ],
+)
+def test_a_group_with_nothing_to_train_is_dropped_with_its_true_cause(sessions, why: str):
+    verdict = judged(task(*sessions), group(2), ConversionRules(max_tokens=9))
+    assert isinstance(verdict, Dropped)
+    assert verdict.reason is Drop.ZERO_TRAINABLE
+    assert why in verdict.why
 
 
 @pytest.mark.parametrize(("fraction", "accepted"), [(0.0, True), (0.5, True), (0.51, False), (1.0, False)])

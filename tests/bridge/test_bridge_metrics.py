@@ -133,6 +133,17 @@ def test_tokens_of_dropped_groups_are_wasted_by_name():
     assert told["wasted_tokens/failed"] == 0
 
 
+def test_traces_of_dropped_groups_are_counted_too():
+    lost = task(session(0, trace(prompt=20), trace(prompt=0)))
+    dropped = judge(lost, group(1), ConversionRules(max_tokens=9), submitted=0, min_fraction=0.0)
+    assert isinstance(dropped, Dropped)
+    since = SinceLastCall()
+    since.dropped(dropped)
+    told = numbers_of(since=since)
+    assert (told["dropped_traces/overlong"], told["dropped_traces/empty"]) == (1, 1)
+    assert told["wasted_tokens/zero_trainable"] == 6
+
+
 def test_tokens_trained_are_told_per_token_sampled_and_cuts_are_counted():
     rules = ConversionRules(overlong="clip", max_tokens=5)
     told = numbers_of(accepted(session(0, trace(), trace(prompt=6)), rules=rules))

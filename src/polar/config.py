@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from polar.errors import ConfigError
+from polar.errors import ConfigError, WrongFields
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 TOKEN_HEADER = "X-Polar-Control-Token"
@@ -142,6 +142,11 @@ def describe(error: ValidationError) -> str:
         f"{'.'.join(map(str, item['loc'])) or 'document'}: {_plain(item['type'], item['msg'])}"
         for item in error.errors()
     )
+
+
+def wrong_fields(error: ValidationError, *path: str) -> WrongFields:
+    """The same, where the model is the part of a task at `path`."""
+    return WrongFields([((*path, *item["loc"]), _plain(item["type"], item["msg"])) for item in error.errors()])
 
 
 def _plain(kind: str, message: str) -> str:

@@ -44,6 +44,14 @@ class TaskFault(PolarError):
     default_name = "task"
 
 
+class WrongFields(TaskFault):
+    """`mistakes`: the path of each field that a plug-in refuses, and what is wrong with it."""
+
+    def __init__(self, mistakes: list[tuple[tuple[int | str, ...], str]]) -> None:
+        super().__init__("; ".join(f"{'.'.join(map(str, path))}: {words}" for path, words in mistakes))
+        self.mistakes = mistakes
+
+
 class SandboxFault(PolarError):
     """The sandbox did not come up, or was lost. Retried elsewhere where there is an elsewhere."""
 

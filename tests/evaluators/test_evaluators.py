@@ -191,9 +191,9 @@ def test_without_a_sandbox_there_is_nothing_to_run_in():
     ("strategy", "config", "named"),
     [
         ("nothing", {}, "unknown evaluator 'nothing': known are command, session_completed, test_on_output"),
-        ("command", {}, "evaluator.config of command: command: is missing"),
-        ("command", {"command": "true", "rewardfile": "x"}, "evaluator.config of command: rewardfile"),
-        ("session_completed", {"x": 1}, "evaluator.config of session_completed: x"),
+        ("command", {}, "evaluator.config.command: is missing"),
+        ("command", {"command": "true", "rewardfile": "x"}, "evaluator.config.rewardfile: there is no such key"),
+        ("session_completed", {"x": 1}, "evaluator.config.x"),
         ("test_on_output", {"test_command": "t"}, "expected_output_json: is missing"),
         ("test_on_output", {"test_command": "t", "expected_output_json": "{"}, "expected_output_json"),
         ("test_on_output", {"test_command": "t", "expected_output_json": {"a": 1}}, "expected_output_json.a"),

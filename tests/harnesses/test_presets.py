@@ -56,9 +56,9 @@ def test_a_shell_harness_finds_an_instruction_of_any_length_in_its_file(tmp_path
     ("agent", "named"),
     [
         ({"harness": "nobody"}, "unknown harness 'nobody': known are claude_code, mini_swe_agent, shell"),
-        ({"harness": "claude_code", "settings": {"max_turn": 1}}, "agent.settings of claude_code: max_turn"),
-        ({"harness": "claude_code", "settings": {"max_turns": 0}}, "agent.settings of claude_code: max_turns"),
-        ({"harness": "mini_swe_agent", "settings": {"calls": "x"}}, "agent.settings of mini_swe_agent: calls"),
+        ({"harness": "claude_code", "settings": {"max_turn": 1}}, "agent.settings.max_turn: there is no such key"),
+        ({"harness": "claude_code", "settings": {"max_turns": 0}}, "agent.settings.max_turns"),
+        ({"harness": "mini_swe_agent", "settings": {"calls": "x"}}, "agent.settings.calls"),
         (
             {"harness": "mini_swe_agent", "skills_path": "/x"},
             "agent.skills_path: the harness mini_swe_agent takes none",

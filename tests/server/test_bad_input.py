@@ -55,6 +55,20 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"runtime": {"backend": "nonesuch"}}, "runtime.backend", "unknown runtime 'nonesuch'"),
     ({"builder": {"strategy": "nonesuch"}}, "builder.strategy", "unknown builder 'nonesuch'"),
     ({"evaluator": {"strategy": "nonesuch"}}, "evaluator.strategy", "unknown evaluator 'nonesuch'"),
+    ({"builder": {"strategy": "per_request", "config": {"x": 1}}}, "builder.config", "no settings: leave out x"),
+    ({"evaluator": {"strategy": "command"}}, "evaluator.config.command", "is missing"),
+    ({"evaluator": {"strategy": "session_completed", "config": {"x": 1}}}, "evaluator.config.x", "no such key"),
+    (
+        {"evaluator": {"strategy": "test_on_output", "config": {"expected_output_json": "[" * 100_000}}},
+        "evaluator.config.expected_output_json",
+        "nested too deeply",
+    ),
+    ({"agent": {"harness": "claude_code", "settings": {"max_turns": 0}}}, "agent.settings.max_turns", "equal to 1"),
+    ({"agent": {"harness": "mini_swe_agent", "skills_path": "/x"}}, "agent.skills_path", "takes none"),
+    ({"runtime": {"kwargs": {"bind": ["here"]}}}, "runtime.kwargs.bind.0", "match pattern"),
+    ({"runtime": {"network": "bridge"}}, "runtime.network", "unknown network 'bridge'"),
+    ({"runtime": {"backend": "local", "gpus": 1}}, "runtime.gpus", "no GPU of their own"),
+    ({"runtime": {"backend": "bubblewrap", "workdir": "here"}}, "runtime.workdir", "not an absolute path"),
     ({"callback_url": "not a url"}, "callback_url", "http or https URL"),
     ({"callback_url": "file:///etc/passwd"}, "callback_url", "http or https URL"),
     ({"callback_url": "http://["}, "callback_url", "http or https URL"),
@@ -99,6 +113,17 @@ def test_bad_task_is_refused_by_name(server: Server, fields: dict[str, Any], pat
     assert words in mistakes(answer)[path]
     assert len(answer.content) < 2000, "the answer does not repeat what was sent"
     assert server.http.get("/rollout/task/bad").status_code == 404
+
+
+def test_settings_of_a_users_own_plug_ins_are_left_to_the_gateway(server: Server) -> None:
+    server.node().poll()
+    fields = {
+        "agent": {"import_path": "own:Agent", "settings": {"x": 1}},
+        "runtime": {"import_path": "own:Box", "network": "bridge", "kwargs": {"x": 1}},
+        "builder": {"strategy": "own:Builder", "config": {"x": 1}},
+        "evaluator": {"strategy": "own:Score", "config": {"x": 1}},
+    }
+    assert post(server, json.dumps(task("own") | fields)).status_code == 200
 
 
 @pytest.mark.parametrize(("fields", "path"), NOT_FINITE)

@@ -284,7 +284,7 @@ def test_task_that_fits_no_node_is_refused_by_field_and_waits_while_none_is_ther
     make_server: Callable[..., Server],
 ) -> None:
     server = make_server()
-    asked = {"runtime": {"cpus": 8, "memory_mb": 100, "gpus": 1}}
+    asked = {"runtime": {"import_path": "own:Box", "cpus": 8, "memory_mb": 100, "gpus": 1}}
     refresh = {"evaluator": {"strategy": "session_completed", "refresh_runtime": True}}
     assert server.submit("early", **asked).status_code == 200
     assert server.task("early")["waiting_for"] == "a gateway: none is connected"

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from polar.config import describe
-from polar.errors import EvaluationFault, TaskFault
+from polar.config import wrong_fields
+from polar.errors import EvaluationFault
 from polar.protocols import EvaluationContext, ExecResult
 from polar.requests import EvaluatorSpec, ExecInput
 
@@ -22,7 +22,7 @@ class Config(BaseModel):
 
 
 class BaseEvaluator:
-    """`evaluator.config` is checked against `Config` of the class when it is made. Raises TaskFault."""
+    """`evaluator.config` is checked against `Config` of the class when it is made. Raises WrongFields."""
 
     needs_runtime: ClassVar[bool] = True
     Config: ClassVar[type[Config]] = Config
@@ -32,7 +32,7 @@ class BaseEvaluator:
         try:
             self.config: Any = self.Config.model_validate(spec.config)
         except ValidationError as error:
-            raise TaskFault(f"evaluator.config of {spec.strategy}: {describe(error)}") from error
+            raise wrong_fields(error, "evaluator", "config") from error
 
     async def execute(self, context: EvaluationContext, command: str, cwd: str | None = None) -> ExecResult:
         """Runs `command` with the evaluator's environment. Raises EvaluationFault when it is not there to be run

@@ -28,7 +28,10 @@ class TestConfig(Config):
     @field_validator("expected_output_json", mode="before")
     @classmethod
     def _from_text(cls, value: Any) -> Any:
-        return json.loads(value) if isinstance(value, str) else value
+        try:
+            return json.loads(value) if isinstance(value, str) else value
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
 
 
 class TestOnOutput(BaseEvaluator):

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from polar.config import describe
-from polar.errors import TaskFault
+from polar.config import wrong_fields
+from polar.errors import WrongFields
 from polar.protocols import ExecResult, Runtime
 from polar.requests import AgentSpec, ExecInput
 
@@ -20,7 +20,7 @@ class Settings(BaseModel):
 
 
 class BaseHarness:
-    """`agent.settings` is checked against `Settings` of the class when it is made. Raises TaskFault."""
+    """`agent.settings` is checked against `Settings` of the class when it is made. Raises WrongFields."""
 
     makes_calls: ClassVar[bool] = True
     takes: ClassVar[frozenset[str]] = frozenset()
@@ -29,14 +29,13 @@ class BaseHarness:
 
     def __init__(self, spec: AgentSpec) -> None:
         self.spec = spec
-        name = spec.harness or spec.import_path
         try:
             self.settings: Any = self.Settings.model_validate(spec.settings)
         except ValidationError as error:
-            raise TaskFault(f"agent.settings of {name}: {describe(error)}") from error
+            raise wrong_fields(error, "agent", "settings") from error
         for field in ("mcp_servers", "skills_path"):
             if getattr(spec, field) and field not in self.takes:
-                raise TaskFault(f"agent.{field}: the harness {name} takes none")
+                raise WrongFields([(("agent", field), f"the harness {spec.harness or spec.import_path} takes none")])
 
     async def setup(self, runtime: Runtime) -> None:
         return None

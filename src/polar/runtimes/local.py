@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from polar.errors import TaskFault
+from polar.errors import WrongFields
 from polar.requests import RuntimeSpec
 from polar.runtimes import folders
 from polar.runtimes.served import Served
@@ -23,7 +23,7 @@ class Local(Served):
     def __init__(self, spec: RuntimeSpec) -> None:
         super().__init__(spec)
         if spec.image:
-            raise TaskFault("runtime.image: the runtime local has the host's programs, and no image")
+            raise WrongFields([(("runtime", "image"), "the runtime local has the host's programs, and no image")])
 
     def _make(self, folder: Path) -> None:
         self.session_dir = str(folder / "session")

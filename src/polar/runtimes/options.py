@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from polar.config import describe
-from polar.errors import TaskFault
+from polar.config import wrong_fields
+from polar.errors import WrongFields
 from polar.requests import RuntimeSpec
 
 
@@ -21,13 +21,13 @@ class Options(BaseModel):
 
     @classmethod
     def of(cls, spec: RuntimeSpec) -> Options:
-        """Raises TaskFault, also for what no runtime here gives."""
+        """Raises WrongFields, also for what no runtime here gives."""
         try:
             options = cls.model_validate(spec.kwargs)
         except ValidationError as error:
-            raise TaskFault(f"runtime.kwargs: {describe(error)}") from error
+            raise wrong_fields(error, "runtime", "kwargs") from error
         if spec.gpus:
-            raise TaskFault("runtime.gpus: the runtimes bubblewrap and local give no GPU of their own")
+            raise WrongFields([(("runtime", "gpus"), "the runtimes bubblewrap and local give no GPU of their own")])
         if spec.network not in ("none", "host"):
-            raise TaskFault(f"runtime.network {spec.network!r}: known are none, host")
+            raise WrongFields([(("runtime", "network"), f"unknown network {spec.network!r}: known are none, host")])
         return options

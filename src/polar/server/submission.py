@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -13,6 +13,7 @@ from urllib.parse import quote, urlsplit
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
+from polar.errors import WrongFields
 from polar.requests import TaskRequest, ignored_fields
 from polar.server import bodies, placement
 from polar.server.needs import needs_of
@@ -37,7 +38,7 @@ def read(body: bytes) -> tuple[TaskRequest, str]:
 
 def check(request: TaskRequest, live: Sequence[Node]) -> None:
     """Raises RequestValidationError naming every field that is wrong."""
-    mistakes = [*_wrong_plug_ins(request), *_unknown_names(request, live)]
+    mistakes = [*_wrong_plug_ins(request), *_unknown_names(request, live), *_wrong_settings(request)]
     if request.callback_url is not None and not _is_url(request.callback_url):
         url = request.callback_url[:100]
         mistakes.append((("callback_url",), f"must be an http or https URL, not {url!r}"))
@@ -118,6 +119,35 @@ def _unknown_names(request: TaskRequest, live: Sequence[Node]) -> Iterator[bodie
     if request.runtime is not None:
         yield from _unknown("runtime", ("runtime", "backend"), request.runtime.backend, runtimes)
     yield from placement.too_much(request, live)
+
+
+def _wrong_settings(request: TaskRequest) -> Iterator[bodies.Mistake]:
+    """What the gateway would refuse in every session; of a user's own plug-ins only it can know."""
+    for make in _built_in(request):
+        try:
+            make()
+        except WrongFields as fault:
+            yield from fault.mistakes
+
+
+def _built_in(request: TaskRequest) -> Iterator[Callable[[], object]]:
+    from polar.evaluators import EVALUATORS, load_evaluator
+    from polar.harnesses import HARNESSES, load_harness
+    from polar.runtimes import RUNTIMES, load_runtime
+    from polar.runtimes.options import Options
+    from polar.trajectory import BUILDERS, load_builder
+
+    agent, runtime, builder, evaluator = request.agent, request.runtime, request.builder, request.evaluator
+    if agent.harness in HARNESSES:
+        yield lambda: load_harness(agent)
+    if builder.strategy in BUILDERS:
+        yield lambda: load_builder(builder)
+    if evaluator is not None and evaluator.strategy in EVALUATORS:
+        yield lambda: load_evaluator(evaluator)
+    if runtime is not None and runtime.backend in RUNTIMES:
+        yield lambda: load_runtime(runtime)
+    elif runtime is not None and not runtime.backend and not runtime.import_path:  # which one, the gateway says
+        yield lambda: Options.of(runtime)
 
 
 def _unknown(kind: str, path: tuple[str, ...], name: str | None, known: Any) -> Iterator[bodies.Mistake]:

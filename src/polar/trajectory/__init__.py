@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polar.endings import Ending
-from polar.errors import BuildFault, TaskFault
+from polar.errors import BuildFault, WrongFields
 from polar.plugins import blamed_on, load
 from polar.protocols import Builder
 from polar.records import BuildResult
@@ -21,7 +21,8 @@ def load_builder(spec: StrategySpec) -> Builder:
     for settings of one that has none."""
     import_path = spec.strategy if ":" in spec.strategy else None
     if import_path is None and spec.strategy in BUILDERS and spec.config:
-        raise TaskFault(f"builder.config: {spec.strategy} has no settings: leave out {', '.join(spec.config)}")
+        words = f"{spec.strategy} has no settings: leave out {', '.join(spec.config)}"
+        raise WrongFields([(("builder", "config"), words)])
     builder: Builder = load("builder", BUILDERS, spec.strategy, import_path)(spec)
     return builder
 

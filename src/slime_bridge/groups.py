@@ -69,6 +69,8 @@ class Groups:
         self._ledger, self._since = Ledger(), SinceLastCall()
         self._drops_in_a_row: list[str] = []
         self._fault: PolarError | None = None
+        self._end: Exception | None = None
+        """a fault that ends the worker; a call may try again behind any other"""
         self._changed = asyncio.Event()
 
     async def collect(self, rollout_id: int, version: str | None) -> Collected:
@@ -113,6 +115,8 @@ class Groups:
         return self._config.prefetch and (rollouts is None or self._rollout_id + 1 < rollouts)
 
     def _admit(self) -> None:
+        if self._end is not None:
+            raise self._end
         count = admit(
             requested=self._requested,
             in_flight=len(self._in_flight),
@@ -149,12 +153,22 @@ class Groups:
         payload["task_id"] += f"-{self._run_id}-{number}"
         request = checked_request(payload)
         task = self._background.create_task(self._run(number, source, request))
-        task.add_done_callback(self._ended)
         self._in_flight[number] = Running(source, task)
         if self._config.straggler_deadline is not None:
             asyncio.get_running_loop().call_later(self._config.straggler_deadline, self._give_up, number)
 
     async def _run(self, number: int, source: list[Any], request: TaskRequest) -> None:
+        try:
+            await self._finish(number, source, request)
+            if self._runs_ahead and self._fault is None:
+                self._admit()
+        except Exception as error:
+            self._end = error
+            self._changed.set()
+            self._tasks.leave()  # the worker ends at once, and does not wait until the server has cancelled
+            raise
+
+    async def _finish(self, number: int, source: list[Any], request: TaskRequest) -> None:
         submitted = self._rollout_id
         try:
             self._settle(source, await self._tasks.run(request), submitted)
@@ -164,13 +178,6 @@ class Groups:
             self._in_flight.pop(number, None)
             self._late.pop(number, None)
             self._changed.set()
-        if self._runs_ahead and self._fault is None:
-            self._admit()
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """A fault of the bridge's own ends the worker at once, and does not wait until the server has cancelled."""
-        if not task.cancelled() and task.exception() is not None:
-            self._tasks.leave()
 
     def _give_up(self, number: int) -> None:
         """A straggler makes room for another group; should it finish after all, it is surplus."""
@@ -235,8 +242,13 @@ class Groups:
         except TimeoutError:
             log.info("rollout %d waits: %s", self._rollout_id, self._scheduler())
         self._changed.clear()
-        if self._fault is not None:
-            raise self._fault
+        if (fault := self._end or self._fault) is not None:
+            raise fault
+
+    def end(self) -> None:
+        """As close, and for good."""
+        self._end = self._end or BridgeFault(CLOSED)
+        self.close()
 
     def close(self) -> None:
         """Cancels everything, also a call that waits; what was taken and not returned is the data source's again."""

@@ -10,7 +10,7 @@ import secrets
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import aiohttp
 
@@ -39,6 +39,7 @@ class Worker:
         self._run_id = secrets.token_hex(4)
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
+        self._ending = threading.Event()
         self._rooms: Future[_Rooms] = Future()
         self._thread = threading.Thread(target=self._loop.run_forever, name="polar-bridge", daemon=True)
         self._thread.start()
@@ -87,10 +88,13 @@ class Worker:
                     groups = Groups(self._args, config, self.source, tasks, background, self._run_id)
                     engines = Engines(client, seconds, background, colocated=colocated(self._args))
                     self._rooms.set_result(_Rooms(tasks, groups, engines, http))
-                    await self._closing.wait()
-                    tasks.leave()
-                    groups.close()
-                    engines.close()
+                    try:
+                        await self._closing.wait()
+                    finally:
+                        self._ending.set()
+                        tasks.leave()
+                        groups.end()
+                        engines.close()
 
     async def _collect(self, rollout_id: int) -> Collected:
         rooms = self._rooms.result()
@@ -104,6 +108,9 @@ class Worker:
             return await evaluate(self._args, self.config, rooms.tasks, rollout_id, self._run_id)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._life.done():
+            work.close()
+            self._tell_end()
         called = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return self._first_of(called)
@@ -112,12 +119,17 @@ class Worker:
             raise
 
     def _first_of(self, wanted: Future[T]) -> T:
-        """The result that is wanted, or the fault that ended the worker's life before it came."""
+        """The result that is wanted, or the fault that ended the worker's life: what it breaks besides is no news."""
         both: list[Future[Any]] = [wanted, self._life]
         wait(both, return_when=FIRST_COMPLETED)
+        if self._ending.is_set():
+            wait([self._life], timeout=CLOSE_SECONDS)
+        if self._life.done() and (not wanted.done() or wanted.cancelled() or wanted.exception() is not None):
+            self._tell_end()
+        return wanted.result()
+
+    def _tell_end(self) -> NoReturn:
         try:
-            if wanted.done():
-                return wanted.result()
             self._life.result()
         except BaseExceptionGroup as faults:
             raise _first(faults) from faults

@@ -110,9 +110,7 @@ def test_half_a_group_is_kept_or_dropped_as_the_fraction_says(gateway: Gateway, 
 
 def test_only_bad_groups_blow_the_fuse_with_the_reasons(gateway: Gateway, make_trainer: Make):
     gateway.script = without_logprobs
-    with pytest.raises(
-        BridgeFault, match=r"3 groups dropped in a row.*: 3 × logprob_error: 3 trainable tokens"
-    ):
+    with pytest.raises(BridgeFault, match=r"3 groups dropped in a row.*: 3 × logprob_error: 3 trainable tokens"):
         make_trainer(polar_max_consecutive_drops=3).rollout(0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import subprocess
@@ -209,3 +210,29 @@ def test_an_invalid_callback_costs_nothing_but_the_time_of_a_poll(gateway: Gatew
     step = make_trainer().rollout(0)
     assert step.groups == [0, 1]
     assert step.metrics["polar/dropped_groups"] == 0
+
+
+class Broken(list):
+    """A group whose second use fails: when its result comes."""
+
+    def __iter__(self) -> Any:
+        raise ZeroDivisionError("a fault of the bridge's own")
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_fault_behind_the_scenes_reaches_the_trainer_as_itself(
+    gateway: Gateway, make_trainer: Make, caplog: pytest.LogCaptureFixture, prefetch: bool
+):
+    """And again at each later call; nothing is started on what is ending."""
+    trainer = make_trainer(polar_prefetch=prefetch, rollout_batch_size=4)
+    take = trainer.data_source.take
+    trainer.data_source.take = lambda count: [Broken(group) for group in take(count)]
+    for number in range(3):
+        with pytest.raises(ZeroDivisionError, match="a fault of the bridge's own"):
+            trainer.rollout(number)
+    with pytest.raises(ZeroDivisionError, match="a fault of the bridge's own"):
+        trainer.evaluate(0)
+    gc.collect()
+    assert "never awaited" not in caplog.text
+    assert "was destroyed" not in caplog.text

@@ -237,6 +237,10 @@ class Rendering(Protocol):
     sha256: str
     stop_ids: tuple[int, ...]
     """any of these ends a turn"""
+    vocabulary: int
+    """ids are below it"""
+    longest_token: int | None
+    """characters that a token stands for at most; None where that is not bounded"""
 
     def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> np.ndarray:
         """Prompt ids [n], with the generation prompt."""

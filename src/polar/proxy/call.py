@@ -22,7 +22,7 @@ from polar.protocols import AnswerReader, Delta, EngineCall, Piece
 from polar.proxy.answering import logprobs_of, message_of, named_calls, remainder, thinking_tokens
 from polar.proxy.canonical import Answer, Ask, Message, Opening, Refusal, number_too_large
 from polar.proxy.conversation import Conversation, Place, Plan
-from polar.proxy.forms import grammar_of
+from polar.proxy.forms import check_length, grammar_of
 from polar.proxy.sampling import effective, reshapes
 from polar.proxy.transcript import Transcript
 from polar.records import IDS
@@ -160,6 +160,7 @@ class Call:
         assert self._body is not None, "the task has not ended"
         self._grammar = grammar_of(ask, self._session.engine, self._session.rendering)
         heavy = len(self._body.raw) > HEAVY_BYTES
+        check_length(ask, len(self._body.raw), self._session.rendering, self._session.context_length)
         place = await aside(heavy, conversation.place, ask.messages, ask.tools)
         self._stored = await aside(heavy, self._session.bodies.stored, self._body, place.base)
         if not self._session.engine.takes_ids:

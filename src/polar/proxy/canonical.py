@@ -26,7 +26,16 @@ _SEAL = b"polar:"
 Message = dict[str, Any]
 Kind = type | tuple[type, ...]
 RefusalKind = Literal[
-    "bad_request", "unsupported", "unauthorized", "not_found", "context", "limit", "busy", "engine", "server"
+    "bad_request",
+    "unsupported",
+    "too_large",
+    "unauthorized",
+    "not_found",
+    "context",
+    "limit",
+    "busy",
+    "engine",
+    "server",
 ]
 
 

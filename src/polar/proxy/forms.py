@@ -1,4 +1,5 @@
-"""What of a request an engine can hold: images as words, the form of an answer as a grammar; else a refusal by name."""
+"""What of a request an engine can hold: so much text, images as words, the form of an answer as a grammar; else a
+refusal by name."""
 
 from __future__ import annotations
 
@@ -28,6 +29,25 @@ def in_words(messages: list[Message]) -> list[Message]:
             }
         made.append(message)
     return made
+
+
+def check_length(ask: Ask, size: int, rendering: Rendering | None, context: int | None) -> None:
+    """Refuses a text that no context of so many tokens can hold, before anybody counts its tokens: that would take a
+    minute and gigabytes. `size`: bytes of the request, which bound its characters."""
+    longest = None if rendering is None else rendering.longest_token
+    if longest is None or context is None or size <= context * longest:
+        return
+    least = (_characters(ask.messages) + _characters(ask.tools)) // longest
+    if least > context:
+        raise Refusal("context", f"prompt is too long: at least {least} tokens > {context} maximum context length")
+
+
+def _characters(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):  # `parts` repeat the text of a message, beside its pictures
+        return sum(len(name) + _characters(inner) for name, inner in value.items() if name != "parts")
+    return sum(map(_characters, value)) if isinstance(value, list) else 0
 
 
 def grammar_of(ask: Ask, engine: Engine, rendering: Rendering | None) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from polar.protocols import Engine, EngineFacts, Rendering
 from polar.proxy.gate import Gate
 from polar.proxy.server import Find, make_app
 from polar.proxy.session import Attempt, RunRecord, Session, Shared
+from polar.proxy.transport import Runner
 from polar.records import LogprobMode
 from polar.requests import TaskRequest
 from polar.sessionlog import Header
@@ -152,7 +153,7 @@ class ModelProxy:
 
     async def _runner(self, find: Find, routes: list[web.RouteDef] | None = None) -> web.AppRunner:
         app = make_app(find, self._shared.model, keep_alive=self._keep_alive, routes=routes)
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_SECONDS)
+        runner = Runner(app, handler_cancellation=True, shutdown_timeout=_CLOSE_SECONDS)
         await runner.setup()
         return runner
 

@@ -19,13 +19,10 @@ from polar.errors import PolarError
 from polar.proxy.call import HEAVY_BYTES, Call, aside, planned
 from polar.proxy.canonical import Ask, Dialect, Refusal, number_too_large, whole_characters
 from polar.proxy.dialects import Route, route_of
-from polar.proxy.forms import in_words
+from polar.proxy.forms import check_length, in_words
 from polar.proxy.session import Session
+from polar.proxy.transport import BODY_BYTES, FINAL, is_packed, read_body, unpacked
 from polar.sessionlog import Body
-
-BODY_BYTES = 256 << 20
-# Both official SDKs obey it: a session that has ended or met its limit is not asked again.
-_FINAL = {"x-should-retry": "false"}
 
 Find = Callable[[str | None], Session | None]
 """The session that a key names, given the listener it came in by; None for a key that names none."""
@@ -63,14 +60,17 @@ class _Routes:
             return _refused(route.dialect, refusal)
 
     async def _posted(self, request: web.Request, route: Route, path: str, session: Session) -> web.StreamResponse:
-        raw, dialect = await request.read(), route.dialect
+        dialect = route.dialect
         try:
+            raw = await read_body(request)
+            if is_packed(request):
+                raw = await asyncio.to_thread(unpacked, raw)
             heavy = len(raw) > HEAVY_BYTES
             ask = await aside(heavy, _read, dialect, raw, path)
             if ask.images and session.engine.takes_ids:
                 ask.messages = in_words(ask.messages)
             if route.action == "count":
-                return _json(dialect.count(await _count(session, ask)))
+                return _json(dialect.count(await _count(session, ask, len(raw))))
             repeat = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
             call = session.call(dialect.name, await aside(heavy, Body, raw), ask, repeat=repeat)
         except Refusal as refusal:
@@ -156,9 +156,10 @@ def _document(raw: bytes) -> Any:
         return document
 
 
-async def _count(session: Session, ask: Ask) -> int:
+async def _count(session: Session, ask: Ask, size: int) -> int:
     if session.rendering is None:
         raise Refusal("unsupported", "this engine renders its prompts itself: tokens cannot be counted before")
+    check_length(ask, size, session.rendering, session.context_length)
     conversation = session.conversation
     try:
         place = await asyncio.to_thread(conversation.place, ask.messages, ask.tools)
@@ -170,7 +171,7 @@ async def _count(session: Session, ask: Ask) -> int:
 def _refused(dialect: Dialect, refusal: Refusal) -> web.Response:
     status, body = dialect.error(refusal)
     final = refusal.kind not in ("busy", "server")
-    return web.json_response(body, status=status, headers=_FINAL if final else None)
+    return web.json_response(body, status=status, headers=FINAL if final else None)
 
 
 def _json(document: dict[str, Any]) -> web.Response:

@@ -44,6 +44,7 @@ _SAMPLING: dict[str, tuple[str, Kind]] = {
 _STATUS = {
     "bad_request": (400, "invalid_request_error"),
     "unsupported": (400, "invalid_request_error"),
+    "too_large": (413, "request_too_large"),
     "unauthorized": (401, "authentication_error"),
     "not_found": (404, "not_found_error"),
     "context": (400, "invalid_request_error"),

@@ -24,6 +24,7 @@ from polar.proxy.dialects.gemini_input import (
 _STATUS = {
     "bad_request": (400, "INVALID_ARGUMENT"),
     "unsupported": (400, "INVALID_ARGUMENT"),
+    "too_large": (413, "INVALID_ARGUMENT"),
     "unauthorized": (401, "UNAUTHENTICATED"),
     "not_found": (404, "NOT_FOUND"),
     "context": (400, "INVALID_ARGUMENT"),

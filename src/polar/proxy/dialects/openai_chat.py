@@ -60,6 +60,7 @@ _REFUSED = {
 _STATUS = {
     "bad_request": (400, "invalid_request_error", None),
     "unsupported": (400, "invalid_request_error", "unsupported_value"),
+    "too_large": (413, "invalid_request_error", "request_too_large"),
     "unauthorized": (401, "invalid_request_error", "invalid_api_key"),
     "not_found": (404, "invalid_request_error", "not_found"),
     "context": (400, "invalid_request_error", "context_length_exceeded"),

@@ -36,6 +36,7 @@ class RenderersRendering:
     def __init__(self, folder: TokenizerFolder, name: str) -> None:
         self.name = folder.name
         self._tokens = Tokens(folder.tokenizer_json)
+        self.vocabulary, self.longest_token = self._tokens.vocabulary, self._tokens.longest
         self._renderer = _renderer(_Tokenizer(self._tokens, folder), name)
         version = importlib.metadata.version("renderers")
         self.sha256 = hashlib.sha256(folder.tokenizer_json + f"renderers {version} {name}".encode()).hexdigest()

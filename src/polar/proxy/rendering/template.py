@@ -28,6 +28,7 @@ class TemplateRendering:
         self.name = folder.name
         self.sha256 = hashlib.sha256(folder.tokenizer_json + folder.template.encode()).hexdigest()
         self._tokens = Tokens(folder.tokenizer_json)
+        self.vocabulary, self.longest_token = self._tokens.vocabulary, self._tokens.longest
         self._template = ChatTemplate(folder.template, folder.special_tokens)
         self._format = format_of(folder.template, self._tokens.added)
         self._reasoning_open = self._format.opens_reasoning(self._template.text([QUESTION], None, prompt=True))

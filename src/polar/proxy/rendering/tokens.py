@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
 from polar.protocols import Delta
 from polar.proxy.rendering.parsing import Scanner
@@ -16,7 +18,7 @@ from polar.records import IDS
 
 
 class Tokens:
-    """Safe for several threads. `special`: ids that are never text."""
+    """Safe for several threads. `special`: ids that are never text. `vocabulary`, `longest`: as of a Rendering."""
 
     def __init__(self, tokenizer_json: bytes) -> None:
         self.tokenizer: Tokenizer = Tokenizer.from_str(tokenizer_json.decode())
@@ -25,6 +27,16 @@ class Tokens:
         added = self.tokenizer.get_added_tokens_decoder()
         self.special = frozenset(number for number, token in added.items() if token.special)
         self.added = {token.content: number for number, token in added.items()}
+        entries = self.tokenizer.get_vocab()
+        self.vocabulary = max(entries.values()) + 1
+        self.longest = max(map(len, entries)) if self._has_every_byte() else None
+
+    def _has_every_byte(self) -> bool:
+        """Whether no text is left out or becomes one unknown token, however long it is."""
+        model = self.tokenizer.model
+        single = (f"<0x{byte:02X}>" for byte in range(256)) if getattr(model, "byte_fallback", False) else None
+        known = all(self.number(entry) is not None for entry in single or ByteLevel.alphabet())
+        return isinstance(model, BPE) and known
 
     def encode(self, text: str) -> np.ndarray:
         # As a batch, because only that lets other threads go on meanwhile (case 38).

@@ -78,8 +78,11 @@ def test_a_reward_file_is_the_commands_own(tmp_path, kind):
             await sh(box, f"echo 1.0 > {path}")
             write = f'test ! -s {path} && echo \'{{"reward": 0.25, "other": 1}}\' > {path}'
             assert (await evaluate(box, "command", command=write, reward_file=path)).outcome_reward == 0.25
-            with pytest.raises(EvaluationFault, match="holds nothing"):
+            with pytest.raises(EvaluationFault, match=f"wrote nothing to reward_file {path}; .*exit code 0"):
                 await evaluate(box, "command", command="true", reward_file=path)
+            for cwd in (None, box.session_dir):
+                written = await evaluate(box, "command", command="echo 3 > own", cwd=cwd, reward_file="own")
+                assert written.outcome_reward == 3.0, "relative to where the command runs"
             with pytest.raises(EvaluationFault, match=r"holds nan.*exit code 3: said"):
                 await evaluate(box, "command", command=f"echo nan > {path}; echo said; exit 3", reward_file=path)
             with pytest.raises(EvaluationFault, match="cannot be read"):
@@ -103,7 +106,7 @@ def test_a_reward_is_a_number_a_named_one_or_a_mean(text, reward):
 @pytest.mark.parametrize(
     "text",
     ["", "nan", "NaN", "Infinity", "-Infinity", "1e999", "true", "null", "[1]", '"1"', "{}", '{"reward": null}',
-     '{"reward": NaN}', '{"a": 1, "b": "x"}', "one", '{"reward": true}'],
+     '{"reward": NaN}', '{"a": 1, "b": "x"}', "one", pytest.param("[" * 100_000, id="deep"), '{"reward": true}'],
 )  # fmt: skip
 def test_anything_else_is_no_reward(text):
     with pytest.raises(ValueError):

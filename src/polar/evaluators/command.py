@@ -13,8 +13,9 @@ from polar.records import EvaluationResult
 
 
 class CommandConfig(Config):
-    """`reward_file`: a path in the sandbox that holds a number, or a JSON map with `reward`, or one of numbers
-    (their mean). It is emptied before the command runs, so that only the command can have written it."""
+    """`reward_file`: a path in the sandbox, relative to where the command runs, that holds a number, or a JSON map
+    with `reward`, or one of numbers (their mean). It is emptied before the command runs, so that only the command can
+    have written it."""
 
     command: str
     cwd: str | None = None
@@ -25,31 +26,40 @@ class Command(BaseEvaluator):
     Config: ClassVar[type[Config]] = CommandConfig
 
     async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
-        path = self.config.reward_file
+        path = await self._reward_file(context)
         if path is not None and context.runtime is not None:
             await _empty(context.runtime, path)
         result = await self.execute(context, self.config.command, self.config.cwd)
         reward = float(result.exit_code == 0) if path is None else await self._reward(context, path, result)
         return EvaluationResult(outcome_reward=reward, metadata={"exit_code": result.exit_code})
 
+    async def _reward_file(self, context: EvaluationContext) -> str | None:
+        path: str | None = self.config.reward_file
+        if path is None or path.startswith("/"):
+            return path
+        folder = await self.execute(context, "pwd", self.config.cwd)
+        return f"{folder.output.rstrip()}/{path}"
+
     async def _reward(self, context: EvaluationContext, path: str, result: ExecResult) -> float:
         assert context.runtime is not None, "the command has run in it"
         try:
             text = (await context.runtime.read(path)).decode()
         except (OSError, UnicodeDecodeError) as error:
-            raise EvaluationFault(f"the reward file {path} cannot be read: {error}; {_ended(result)}") from error
+            raise EvaluationFault(f"reward_file {path} cannot be read: {error}; {_ended(result)}") from error
+        if not text.strip():
+            raise EvaluationFault(f"the command wrote nothing to reward_file {path}; {_ended(result)}")
         try:
             return parse_reward(text)
         except ValueError as error:
-            shortened = text.strip()[:SHOWN] or "nothing"
-            raise EvaluationFault(f"the reward file {path} holds {shortened}: {error}; {_ended(result)}") from error
+            held = text.strip()[:SHOWN]
+            raise EvaluationFault(f"reward_file {path} holds {held}: {error}; {_ended(result)}") from error
 
 
 async def _empty(runtime: Runtime, path: str) -> None:
     try:
         await runtime.write(path, b"")
     except OSError as error:
-        raise EvaluationFault(f"the reward file {path} cannot be emptied: {error}") from error
+        raise EvaluationFault(f"reward_file {path} cannot be emptied: {error}") from error
 
 
 def _ended(result: ExecResult) -> str:
@@ -58,7 +68,10 @@ def _ended(result: ExecResult) -> str:
 
 def parse_reward(text: str) -> float:
     """Raises ValueError for anything but a finite number."""
-    document: Any = json.loads(text.strip())
+    try:
+        document: Any = json.loads(text.strip())
+    except (ValueError, RecursionError) as error:
+        raise ValueError("it is neither a number nor a JSON map") from error
     if isinstance(document, dict):
         document = document["reward"] if "reward" in document else _mean(list(document.values()))
     return _finite(document)

@@ -239,8 +239,6 @@ class Rendering(Protocol):
     """any of these ends a turn"""
     vocabulary: int
     """ids are below it"""
-    longest_token: int | None
-    """characters that a token stands for at most; None where that is not bounded"""
 
     def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> np.ndarray:
         """Prompt ids [n], with the generation prompt."""
@@ -273,6 +271,11 @@ class Rendering(Protocol):
     def grammar(self, schema: dict[str, Any] | None, tools: list[dict[str, Any]] | None) -> dict[str, Any] | None:
         """The form of an answer that is JSON of `schema`, or a call of one of the `tools` (either, where both are
         given), as a format of structural tags. None where calls in this format cannot be held to a form."""
+        ...
+
+    def least_tokens(self, texts: Sequence[str], enough: int) -> int:
+        """Less than what these texts take as part of a prompt, in a time that `enough` bounds, and not their length:
+        more than `enough` is not counted."""
         ...
 
     def decode(self, ids: np.ndarray) -> str: ...

@@ -73,13 +73,18 @@ def told(dialect: str, answer: httpx.Response, status: int) -> str:
     return error["message"]
 
 
-def test_the_rendering_knows_how_much_text_a_token_can_be(rendering: Rendering) -> None:
-    assert rendering.longest_token == len("<|endoftext|>")
-    ids = rendering.render([user("x")], None)
-    assert rendering.vocabulary > ids.max()
+@pytest.mark.parametrize("text", ["hello", "no merges ", "<|im_end|>", "hé🙂 ", " \n"])
+def test_texts_take_more_tokens_than_is_said_at_first_sight(rendering: Rendering, text: str) -> None:
+    texts = [text * 30_000, "and more"]
+    exact = len(rendering.render([user(each) for each in texts], None))
+    assert exact // 4 < rendering.least_tokens(texts, 10**6) < exact
+    assert 100 < rendering.least_tokens(texts, 100) < exact
+    assert rendering.least_tokens(["x"], 100) <= 1
 
 
 LONG = "hello" * 1000
+"""1000 tokens"""
+DENSE = 8 * (CONTEXT + 1) * "x"
 
 
 @in_every_dialect
@@ -87,13 +92,14 @@ def test_a_text_that_no_context_can_hold_is_refused_before_its_tokens_are_counte
     house: RunningProxy, peer: ScriptedEngine, dialect: str
 ) -> None:
     session, before = house.open(), len(peer.requests)
-    message = told(dialect, post(session, dialect, asked(LONG)), 400)
-    least = re.search(rf"prompt is too long: at least (\d+) tokens > {CONTEXT} maximum", message)
-    assert least is not None
-    assert int(least[1]) >= len(LONG) // len("<|endoftext|>")
+    for text in (LONG, DENSE):
+        message = told(dialect, post(session, dialect, asked(text)), 400)
+        least = re.search(rf"prompt is too long: at least (\d+) tokens > {CONTEXT} maximum", message)
+        assert least is not None
+        assert CONTEXT < int(least[1]) <= (1000 if text is LONG else len(DENSE))
     record, log = session.end()
     assert record.context
-    assert [refused.reason for refused in log.refusals] == ["context"]
+    assert [refused.reason for refused in log.refusals] == ["context"] * 2
     assert len(peer.requests) == before
 
 

@@ -160,7 +160,8 @@ class Call:
         assert self._body is not None, "the task has not ended"
         self._grammar = grammar_of(ask, self._session.engine, self._session.rendering)
         heavy = len(self._body.raw) > HEAVY_BYTES
-        check_length(ask, len(self._body.raw), self._session.rendering, self._session.context_length)
+        size, context = len(self._body.raw), self._session.context_length
+        await aside(heavy, check_length, ask, size, self._session.rendering, context)
         place = await aside(heavy, conversation.place, ask.messages, ask.tools)
         self._stored = await aside(heavy, self._session.bodies.stored, self._body, place.base)
         if not self._session.engine.takes_ids:

@@ -3,6 +3,7 @@ refusal by name."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from polar.protocols import Engine, Rendering
@@ -10,6 +11,8 @@ from polar.proxy.canonical import Ask, Message, Refusal
 
 NO_IMAGES = "images: this model takes text alone (its engine is given token ids)"
 NOT_SHOWN = "[image: not shown, since this model takes text alone]"
+_DENSE = 8
+"""characters a token that hardly any text reaches: what is shorter is not looked at"""
 _NO_GRAMMARS = "this engine cannot be held to a form: leave the choice at auto, and ask in words"
 _NO_FORM = "tool calls as this model writes them cannot be held to a form: leave the choice at auto"
 
@@ -32,22 +35,26 @@ def in_words(messages: list[Message]) -> list[Message]:
 
 
 def check_length(ask: Ask, size: int, rendering: Rendering | None, context: int | None) -> None:
-    """Refuses a text that no context of so many tokens can hold, before anybody counts its tokens: that would take a
-    minute and gigabytes. `size`: bytes of the request, which bound its characters."""
-    longest = None if rendering is None else rendering.longest_token
-    if longest is None or context is None or size <= context * longest:
+    """Refuses a text that is much longer than the context before all of it becomes tokens, which would take a minute
+    and gigabytes. `size`: bytes of the request, which bound its characters."""
+    if rendering is None or context is None or size <= _DENSE * context:
         return
-    least = (_characters(ask.messages) + _characters(ask.tools)) // longest
+    least = rendering.least_tokens([*_texts(ask.messages), *_texts(ask.tools)], context)
     if least > context:
         raise Refusal("context", f"prompt is too long: at least {least} tokens > {context} maximum context length")
 
 
-def _characters(value: Any) -> int:
+def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):  # `parts` repeat the text of a message, beside its pictures
-        return sum(len(name) + _characters(inner) for name, inner in value.items() if name != "parts")
-    return sum(map(_characters, value)) if isinstance(value, list) else 0
+        yield value
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            if name != "parts":  # they repeat the text of a message, beside its pictures
+                yield name
+                yield from _texts(inner)
 
 
 def grammar_of(ask: Ask, engine: Engine, rendering: Rendering | None) -> dict[str, Any] | None:

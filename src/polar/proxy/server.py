@@ -159,7 +159,7 @@ def _document(raw: bytes) -> Any:
 async def _count(session: Session, ask: Ask, size: int) -> int:
     if session.rendering is None:
         raise Refusal("unsupported", "this engine renders its prompts itself: tokens cannot be counted before")
-    check_length(ask, size, session.rendering, session.context_length)
+    await aside(size > HEAVY_BYTES, check_length, ask, size, session.rendering, session.context_length)
     conversation = session.conversation
     try:
         place = await asyncio.to_thread(conversation.place, ask.messages, ask.tools)

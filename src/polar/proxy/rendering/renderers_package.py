@@ -36,7 +36,7 @@ class RenderersRendering:
     def __init__(self, folder: TokenizerFolder, name: str) -> None:
         self.name = folder.name
         self._tokens = Tokens(folder.tokenizer_json)
-        self.vocabulary, self.longest_token = self._tokens.vocabulary, self._tokens.longest
+        self.vocabulary = self._tokens.vocabulary
         self._renderer = _renderer(_Tokenizer(self._tokens, folder), name)
         version = importlib.metadata.version("renderers")
         self.sha256 = hashlib.sha256(folder.tokenizer_json + f"renderers {version} {name}".encode()).hexdigest()
@@ -88,6 +88,9 @@ class RenderersRendering:
     def grammar(self, schema: dict[str, Any] | None, tools: Tools) -> dict[str, Any] | None:
         """The package does not say how it writes calls."""
         return grammar(schema, tools, None, reasoning_open=False)
+
+    def least_tokens(self, texts: Sequence[str], enough: int) -> int:
+        return self._tokens.least(texts, enough)
 
     def decode(self, ids: np.ndarray) -> str:
         return self._tokens.decode(ids)

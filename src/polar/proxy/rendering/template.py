@@ -28,7 +28,7 @@ class TemplateRendering:
         self.name = folder.name
         self.sha256 = hashlib.sha256(folder.tokenizer_json + folder.template.encode()).hexdigest()
         self._tokens = Tokens(folder.tokenizer_json)
-        self.vocabulary, self.longest_token = self._tokens.vocabulary, self._tokens.longest
+        self.vocabulary = self._tokens.vocabulary
         self._template = ChatTemplate(folder.template, folder.special_tokens)
         self._format = format_of(folder.template, self._tokens.added)
         self._reasoning_open = self._format.opens_reasoning(self._template.text([QUESTION], None, prompt=True))
@@ -77,6 +77,9 @@ class TemplateRendering:
 
     def grammar(self, schema: dict[str, Any] | None, tools: Tools) -> dict[str, Any] | None:
         return grammar(schema, tools, self._format.call_form, reasoning_open=self._reasoning_open)
+
+    def least_tokens(self, texts: Sequence[str], enough: int) -> int:
+        return self._tokens.least(texts, enough)
 
     def decode(self, ids: np.ndarray) -> str:
         return self._tokens.decode(ids)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,12 @@ from polar.protocols import Delta
 from polar.proxy.rendering.parsing import Scanner
 from polar.records import IDS
 
+_SLICE = 1 << 16
+"""characters"""
+
 
 class Tokens:
-    """Safe for several threads. `special`: ids that are never text. `vocabulary`, `longest`: as of a Rendering."""
+    """Safe for several threads. `special`: ids that are never text; `vocabulary`: they are below it."""
 
     def __init__(self, tokenizer_json: bytes) -> None:
         self.tokenizer: Tokenizer = Tokenizer.from_str(tokenizer_json.decode())
@@ -29,7 +32,7 @@ class Tokens:
         self.added = {token.content: number for number, token in added.items()}
         entries = self.tokenizer.get_vocab()
         self.vocabulary = max(entries.values()) + 1
-        self.longest = max(map(len, entries)) if self._has_every_byte() else None
+        self._longest = max(map(len, entries)) if self._has_every_byte() else None
 
     def _has_every_byte(self) -> bool:
         """Whether no text is left out or becomes one unknown token, however long it is."""
@@ -42,6 +45,19 @@ class Tokens:
         # As a batch, because only that lets other threads go on meanwhile (case 38).
         [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)
         return np.asarray(encoding.ids, IDS)
+
+    def least(self, texts: Sequence[str], enough: int) -> int:
+        """A lower bound of their tokens, told once it is above `enough`. A cut in the middle of a word changes some
+        tokens, by far not half of them."""
+        if self._longest and (least := sum(map(len, texts)) // self._longest) > enough:
+            return least
+        count = 0
+        for text in texts:
+            for start in range(0, len(text), _SLICE):
+                count += len(self.encode(text[start : start + _SLICE]))
+                if count > 2 * enough + 1:
+                    return count // 2
+        return count // 2
 
     def decode(self, ids: np.ndarray) -> str:
         return self.tokenizer.decode(ids.tolist(), skip_special_tokens=False)

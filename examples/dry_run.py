@@ -9,24 +9,34 @@ Exit code 2, with what to do, where a run would be refused.
 from __future__ import annotations
 
 import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from enum import Enum
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import yaml
+try:
+    import yaml
 
-from polar.config import load_topology
-from polar.errors import PolarError, TaskFault
-from polar.evaluators import load_evaluator
-from polar.harnesses import load_harness
-from polar.requests import TaskRequest, ignored_fields
-from polar.runtimes import load_runtime
-from slime_bridge.config import PolarSlimeConfig, checked_request, resolve_polar_slime_config, task_payload
-from slime_bridge.preflight import check_args
-from slime_bridge.slime_types import Sample, read_file
+    from polar.config import load_topology
+    from polar.errors import PolarError, TaskFault
+    from polar.evaluators import load_evaluator
+    from polar.harnesses import load_harness
+    from polar.requests import TaskRequest, ignored_fields
+    from polar.runtimes import load_runtime
+    from slime_bridge.config import PolarSlimeConfig, checked_request, resolve_polar_slime_config, task_payload
+    from slime_bridge.preflight import check_args
+    from slime_bridge.slime_types import Sample, read_file
+except ModuleNotFoundError as missing:
+    checkout = Path(__file__).resolve().parents[1]
+    remedy = f"{sys.executable} -m pip install -e {checkout}, or name another Python by PYTHON=..."
+    print(f"error: {sys.executable} has no module {missing.name}: {remedy}", file=sys.stderr)
+    sys.exit(2)
 
 SLIMES_DEFAULTS = {
+    "prompt_data": None,
     "n_samples_per_prompt": 1,
     "input_key": "input",
     "label_key": None,
@@ -54,9 +64,16 @@ def arguments(words: list[str]) -> SimpleNamespace:
         elif flag is None:
             raise TaskFault(f"{word!r} belongs to no flag")
         else:
-            values[flag].append(yaml.safe_load(word))
+            values[flag].append(_plain(word))
     flags = {name: _value(found) for name, found in values.items()}
     return SimpleNamespace(**(SLIMES_DEFAULTS | flags | _settings(flags.get("custom_config_path"))))
+
+
+def _plain(word: str) -> Any:
+    try:
+        return yaml.safe_load(word)
+    except yaml.YAMLError:
+        return word
 
 
 def _value(found: list[Any]) -> Any:
@@ -66,8 +83,17 @@ def _value(found: list[Any]) -> Any:
 def _settings(path: Any) -> dict[str, Any]:
     if path is None:
         return {}
-    with open(path) as file:
-        document = yaml.safe_load(file)
+    try:
+        document = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise TaskFault(f"--custom-config-path {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}, line {mark.line + 1}" if mark else path
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None)
+        raise TaskFault(f"{where}: not YAML: {problem}") from error
+    except UnicodeDecodeError as error:
+        raise TaskFault(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     if not isinstance(document, dict):
         raise TaskFault(f"{path} is no mapping of settings")
     return document
@@ -75,9 +101,11 @@ def _settings(path: Any) -> dict[str, Any]:
 
 def first_task(args: Any, config: PolarSlimeConfig) -> tuple[TaskRequest, list[str]]:
     """The first prompt's task, its plug-ins made once, and the fields of it that no one reads. Raises PolarError."""
-    row = next(iter(read_file(args.prompt_data)), None)
+    rows = _rows(args)
+    row = next(rows, None)
     if row is None:
         raise TaskFault(f"{args.prompt_data} has no prompts")
+    deque(rows, 0)  # looks at each
     sample = Sample(
         group_index=0,
         prompt=row[args.input_key],
@@ -92,6 +120,36 @@ def first_task(args: Any, config: PolarSlimeConfig) -> tuple[TaskRequest, list[s
     if request.evaluator is not None:
         load_evaluator(request.evaluator)
     return request, ignored_fields(payload)
+
+
+def _rows(args: Any) -> Iterator[dict[str, Any]]:
+    """The prompt data. Raises TaskFault naming the row and column that a run would stumble at."""
+    if args.prompt_data is None:
+        raise TaskFault("--prompt-data is missing: the file of prompts")
+    for number, row in enumerate(read_file(args.prompt_data), 1):
+        where = f"{args.prompt_data}, row {number}"
+        if not isinstance(row, dict):
+            raise TaskFault(f"{where}: no mapping of columns but a {type(row).__name__}")
+        for flag, column in (("--input-key", args.input_key), ("--label-key", args.label_key)):
+            if column and column not in row:
+                raise TaskFault(f"{where}: no {column!r} ({flag}): it has {', '.join(sorted(row)) or 'nothing'}")
+        if not isinstance(row[args.input_key], Iterable):
+            raise TaskFault(f"{where}: {args.input_key!r} (--input-key) is neither text nor a list of messages")
+        if not isinstance(row.get(args.metadata_key) or {}, dict):
+            raise TaskFault(f"{where}: {args.metadata_key!r} (--metadata-key) is no mapping")
+        yield row
+
+
+def missing_files(task: TaskRequest) -> Iterator[str]:
+    """What the task takes from the gateway's host and this machine has not, each as `field: path`."""
+    runtime = task.runtime
+    wanted = [("agent.skills_path", task.agent.skills_path)]
+    for name, actions in (("prepare", runtime.prepare), ("eval_prepare", runtime.eval_prepare)) if runtime else ():
+        wanted += [(f"runtime.{name}.{at}.source", action.source) for at, action in enumerate(actions or [])]
+    if runtime and not runtime.import_path:
+        wanted.append(("runtime.image", runtime.image))
+        wanted += [(f"runtime.kwargs.bind.{at}", path) for at, path in enumerate(runtime.kwargs.get("bind", []))]
+    yield from (f"{field}: {path}" for field, path in wanted if path and not Path(path).exists())
 
 
 def check_batches(args: Any) -> None:
@@ -135,7 +193,7 @@ def main(words: list[str]) -> int:
         task, ignored = first_task(args, config)
         topology = getattr(args, "topology", None) or getattr(args, "polar_topology_path", None)
         nodes = load_topology(topology).model_dump(exclude_defaults=True) if topology else None
-    except (PolarError, OSError, KeyError) as error:
+    except (PolarError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     parts = {
@@ -144,6 +202,8 @@ def main(words: list[str]) -> int:
         "first task": task.model_dump(exclude_defaults=True),
         "fields that no one reads": ignored,
     }
+    for what in missing_files(task):
+        print(f"warning: {what} is not on this machine; the gateway's host must have it", file=sys.stderr)
     for title, part in parts.items():
         if part:
             print(f"# {title}\n{yaml.dump(shown(part), Dumper=Shown, sort_keys=False, allow_unicode=True, width=120)}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.examples.making import EXAMPLES, ROOT
+from tests.examples.making import BATCH, COLUMNS, EXAMPLES, ROOT, module
 
 SCRIPTS = sorted(EXAMPLES.rglob("*.sh"))
 CHECKOUTS = [Path(name) for name in os.environ.get("SLIME_DIR", "").split(":") if name]
@@ -93,6 +93,101 @@ def test_a_dry_run_refuses_what_a_run_would(tmp_path: Path):
     done = dry_run("slime_quickstart", tmp_path, examples=tmp_path)
     assert done.returncode == 2
     assert "use_dynamic_batch_size is off" in done.stderr
+
+
+def refused(capfd: pytest.CaptureFixture[str], folder: Path, *words: str, rows: str = "", settings: str = "") -> str:
+    """The one line that a dry run of the quickstart ends with; `rows` and `settings` in place of the example's."""
+    data, config = folder / "rows.jsonl", folder / "polar.yaml"
+    data.write_text(rows or json.dumps(ROWS["slime_quickstart"]))
+    config.write_text(settings or (EXAMPLES / "slime_quickstart" / "polar.yaml").read_text())
+    given = ["--prompt-data", str(data), "--custom-config-path", str(config)]
+    assert module("dry_run.py").main([*BATCH, *COLUMNS, *given, *words]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    (line,) = err.splitlines()
+    return line
+
+
+GOOD = json.dumps(ROWS["slime_quickstart"]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (
+            f'{GOOD}{{"question": "?", "label": "1"}}',
+            "rows.jsonl, row 2: no 'prompt' (--input-key): it has label, question",
+        ),
+        ('{"prompt": "?"}', "rows.jsonl, row 1: no 'label' (--label-key): it has prompt"),
+        (f"{GOOD}[1]", "rows.jsonl, row 2: no mapping of columns but a list"),
+        (
+            '{"prompt": 7, "label": ""}',
+            "rows.jsonl, row 1: 'prompt' (--input-key) is neither text nor a list of messages",
+        ),
+        (
+            '{"prompt": "", "label": "", "metadata": "x"}',
+            "rows.jsonl, row 1: 'metadata' (--metadata-key) is no mapping",
+        ),
+        (f"{GOOD}{{", "rows.jsonl, line 2: not JSON"),
+        ("\n", "rows.jsonl has no prompts"),
+    ],
+)
+def test_a_wrong_row_is_named_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str], rows: str, said: str):
+    assert said in refused(capfd, tmp_path, rows=rows)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("a: 1\nb: [", "polar.yaml, line 2: not YAML: "),
+        ("- 1", "polar.yaml is no mapping of settings"),
+        ("a: \0", "polar.yaml: not YAML: "),
+    ],
+)
+def test_a_broken_settings_file_is_named_in_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], settings: str, said: str
+):
+    assert said in refused(capfd, tmp_path, settings=settings)
+
+
+def test_a_file_that_is_missing_is_named_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    for flag in ("--custom-config-path", "--prompt-data", "--topology"):
+        assert "/nope.jsonl: No such file" in refused(capfd, tmp_path, flag, "/nope.jsonl")
+
+
+def test_a_python_without_the_dependencies_is_named_in_one_line(tmp_path: Path):
+    (tmp_path / "yaml.py").write_text("raise ModuleNotFoundError(name='yaml')\n")
+    command = [sys.executable, EXAMPLES / "slime_quickstart" / ".." / "dry_run.py"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"error: {sys.executable} has no module yaml: {sys.executable} -m pip install -e {ROOT}, or name another "
+        "Python by PYTHON=...\n"
+    )
+
+
+def test_files_that_the_gateways_host_must_have_are_looked_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    here = tmp_path / "here"
+    here.mkdir()
+    prepare = [{"type": "upload_dir", "source": str(path), "target": "/session/x"} for path in (here, "/nope")]
+    agent = {"harness": "claude_code", "skills_path": "/no/skills"}
+    runtime = {
+        "prepare": prepare,
+        "eval_prepare": prepare,
+        "kwargs": {"bind": [str(here), "/no/bin"]},
+        "image": "/no/root",
+    }
+    config, data = tmp_path / "polar.yaml", tmp_path / "rows.jsonl"
+    template = {"agent": agent, "runtime": runtime, "evaluator": {"strategy": "session_completed"}}
+    config.write_text(json.dumps({"polar_rollout_url": "http://127.0.0.1:8080", "polar_task_template": template}))
+    data.write_text(GOOD)
+    given = ["--prompt-data", str(data), "--custom-config-path", str(config)]
+    assert module("dry_run.py").main([*BATCH, *COLUMNS, *given]) == 0
+    named = ["agent.skills_path: /no/skills", "runtime.image: /no/root", "runtime.prepare.1.source: /nope"]
+    named += ["runtime.eval_prepare.1.source: /nope", "runtime.kwargs.bind.1: /no/bin"]
+    told = "is not on this machine; the gateway's host must have it"
+    assert sorted(capfd.readouterr().err.splitlines()) == sorted(f"warning: {name} {told}" for name in named)
 
 
 def known_flags(checkout: Path) -> set[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -18,6 +18,22 @@ def instruction_of(prompt: str | Sequence[dict[str, Any]]) -> str:
         return prompt
     said = [text_of(message) for message in prompt if message.get("role") == "user"]
     return "\n\n".join(said or [text_of(message) for message in prompt])
+
+
+def mistake_in(prompt: Any) -> str | None:
+    """Why it is no prompt; None where it is text or a list of messages."""
+    if isinstance(prompt, str):
+        return None
+    if not isinstance(prompt, list):
+        return f"is {json.dumps(prompt, default=repr):.60}, neither text nor a list of messages"
+    wrong = next((message for message in prompt if not _is_message(message)), None)
+    return None if wrong is None else f"has {json.dumps(wrong, default=repr):.60}, which is no message"
+
+
+def _is_message(message: Any) -> bool:
+    content = message.get("content") if isinstance(message, Mapping) else 0
+    parts = content if isinstance(content, list) else []
+    return isinstance(content, str | list | None) and all(isinstance(part, str | Mapping) for part in parts)
 
 
 def text_of(message: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from polar.errors import ConfigError
 from polar.requests import TaskRequest
-from slime_bridge._messages import instruction_of
+from slime_bridge._messages import instruction_of, mistake_in
 from slime_bridge.adapter import ConversionRules
 from slime_bridge.templates import render
 
@@ -138,21 +138,32 @@ def task_payload(
     sampling: Mapping[str, Any] | None = None,
     **forced: Any,
 ) -> dict[str, Any]:
-    """The TaskRequest of one group, as plain data. `forced` fields win over the template's; metadata is merged."""
-    names = _names(args, group, rollout_id, task_position)
+    """The TaskRequest of one group, as plain data. `forced` fields win over the template's; metadata is merged.
+
+    Raises ConfigError naming the key and the group.
+    """
+    try:
+        names = _names(args, group, rollout_id, task_position)
+        payload = _rendered(config, group, names)
+    except ConfigError as error:
+        raise ConfigError(f"{error} (prompt group {group[0].group_index})") from error
+    payload["num_samples"] = len(group)
+    payload["sampling"] = {**(payload.get("sampling") or {}), **(config.sampling if sampling is None else sampling)}
+    payload["metadata"] = {**(payload.get("metadata") or {}), **forced.pop("metadata", {})}
+    if config.task_timeout_floor is not None:
+        payload["timeout_seconds"] = max(float(payload.get("timeout_seconds") or 0.0), config.task_timeout_floor)
+    return payload | forced
+
+
+def _rendered(config: PolarSlimeConfig, group: Sequence[Any], names: dict[str, Any]) -> dict[str, Any]:
     if config.instruction_template is None or "{instruction}" in config.instruction_template:
         _check_is_text(group[0].prompt)
     if config.instruction_template is not None:
         names["instruction"] = str(render(config.instruction_template, names, "polar_instruction_template"))
     payload = render(config.task_template, names, "polar_task_template")
     payload["instruction"] = names["instruction"]
-    payload["num_samples"] = len(group)
     payload["task_id"] = str(render(config.task_id_template, names, "polar_task_id_template"))
-    payload["sampling"] = {**(payload.get("sampling") or {}), **(config.sampling if sampling is None else sampling)}
-    payload["metadata"] = {**(payload.get("metadata") or {}), **forced.pop("metadata", {})}
-    if config.task_timeout_floor is not None:
-        payload["timeout_seconds"] = max(float(payload.get("timeout_seconds") or 0.0), config.task_timeout_floor)
-    return payload | forced
+    return payload
 
 
 def checked_request(payload: dict[str, Any]) -> TaskRequest:
@@ -191,6 +202,10 @@ def _in_url(host: str) -> str:
 
 def _names(args: Any, group: Sequence[Any], rollout_id: int, task_position: int) -> dict[str, Any]:
     sample = group[0]
+    if (mistake := mistake_in(sample.prompt)) is not None:
+        raise ConfigError(f"input_key: a prompt {mistake}")
+    if not isinstance(sample.metadata or {}, Mapping):
+        raise ConfigError(f"metadata_key: a prompt's metadata is {sample.metadata!r:.60}, no mapping")
     shown = ("prompt", "response", "label", "metadata", "index", "group_index")
     return {
         "args": args,

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from polar.errors import ConfigError
+from slime_bridge.prompt_rows import check_prompts
 from slime_bridge.slime_types import RolloutDataSourceWithBuffer, Sample
 
 PromptGroup = list[Any]
@@ -34,6 +35,8 @@ class CeilEpochRolloutDataSourceWithBuffer(RolloutDataSourceWithBuffer):
     """Safe to use from the bridge's worker while the trainer saves."""
 
     def __init__(self, args: Any) -> None:
+        if getattr(args, "rollout_global_dataset", True) and getattr(args, "prompt_data", None) is not None:
+            check_prompts(args)
         super().__init__(args)
         if self.dataset is not None and len(self.dataset) == 0:
             raise ConfigError(f"prompt_data: {args.prompt_data} has no prompts")

@@ -8,6 +8,7 @@ from typing import Any
 
 from polar.errors import ConfigError
 from slime_bridge.config import PolarSlimeConfig, sampling_of
+from slime_bridge.prompt_rows import RowKeys, row_mistake
 from slime_bridge.slime_types import Sample, read_file
 
 _SETTINGS = {
@@ -34,7 +35,7 @@ class Dataset:
 def datasets_of(args: Any, config: PolarSlimeConfig) -> list[Dataset]:
     """Slime's eval_datasets, else the pairs of name and path in eval_prompt_data (a lone path has the default name).
 
-    Raises ConfigError for a file that is empty, whose rows lack the key, and for a name that stands twice.
+    Raises ConfigError for a file that is empty, whose rows cannot be used, and for a name that stands twice.
     """
     configured = getattr(args, "eval_datasets", None)
     named = [(each.name, each.path, each) for each in configured] if configured else _pairs(args, config)
@@ -60,17 +61,17 @@ def _dataset(args: Any, config: PolarSlimeConfig, name: str, path: str, own: Any
         return default
 
     size = setting("n_samples_per_eval_prompt", 1)
-    input_key, label_key, metadata_key = setting("input_key", "input"), setting("label_key"), setting("metadata_key")
+    keys = RowKeys(setting("input_key", "input"), setting("label_key"), setting("metadata_key", "metadata"))
     overrides = getattr(own, "metadata_overrides", None) or {}
     groups = []
     for number, row in enumerate(read_file(path)):
-        if input_key not in row:
-            raise ConfigError(f"{path}, row {number + 1}: no {input_key!r} (input_key of the set {name})")
+        if (mistake := row_mistake(row, keys)) is not None:
+            raise ConfigError(f"{path}, row {number + 1}: {mistake} (of the set {name})")
         prompt = Sample(
             group_index=number,
-            prompt=row[input_key],
-            label=row.get(label_key) if label_key else None,
-            metadata={**(row.get(metadata_key or "metadata") or {}), **overrides},
+            prompt=row[keys.prompt],
+            label=row[keys.label] if keys.label is not None else None,
+            metadata={**(row.get(keys.metadata) or {}), **overrides},
         )
         groups.append([replace(prompt, index=number * size + offset) for offset in range(size)])
     if not groups:

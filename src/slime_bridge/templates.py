@@ -7,7 +7,7 @@ text `{name}`; braces around anything but a dotted name are left alone. An unkno
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from polar.errors import ConfigError
@@ -28,18 +28,31 @@ def render(template: Any, names: Mapping[str, Any], where: str) -> Any:
 
 def _render_text(text: str, names: Mapping[str, Any], where: str) -> Any:
     if single := _ONE.fullmatch(text):
-        return _look_up(single[1], names, where)
+        return look_up(single[1], names, where)
 
     def fill(match: re.Match[str]) -> str:
         if match[1] is not None:
             return f"{{{match[1]}}}"
-        value = _look_up(match[2], names, where)
+        value = look_up(match[2], names, where)
         return "" if value is None else str(value)
 
     return _ANY.sub(fill, text)
 
 
-def _look_up(path: str, names: Mapping[str, Any], where: str) -> Any:
+def placeholders(template: Any, where: str) -> Iterator[tuple[str, str]]:
+    """Every path that `template` names, with the key under which it stands."""
+    if isinstance(template, Mapping):
+        for key, value in template.items():
+            yield from placeholders(value, f"{where}.{key}")
+    elif isinstance(template, list | tuple):
+        for position, value in enumerate(template):
+            yield from placeholders(value, f"{where}.{position}")
+    elif isinstance(template, str):
+        yield from ((match[2], where) for match in _ANY.finditer(template) if match[2] is not None)
+
+
+def look_up(path: str, names: Mapping[str, Any], where: str) -> Any:
+    """Raises ConfigError naming `where`, the path and what there is in its stead."""
     value: Any = names
     for step in path.split("."):
         if isinstance(value, Mapping) and step in value:
@@ -49,6 +62,10 @@ def _look_up(path: str, names: Mapping[str, Any], where: str) -> Any:
         elif not isinstance(value, Mapping) and not step.startswith("_") and hasattr(value, step):
             value = getattr(value, step)
         else:
-            known = f"it has {', '.join(map(str, value))}" if isinstance(value, Mapping) else "no such attribute"
+            known = (
+                f"it has {', '.join(map(str, value)) or 'nothing'}"
+                if isinstance(value, Mapping)
+                else "no such attribute"
+            )
             raise ConfigError(f"{where}: unknown placeholder {{{path}}}: at {step!r}, {known}")
     return value

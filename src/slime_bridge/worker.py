@@ -126,14 +126,18 @@ class Worker:
             wait([self._life], timeout=CLOSE_SECONDS)
         if self._life.done() and (not wanted.done() or wanted.cancelled() or wanted.exception() is not None):
             self._tell_end()
-        return wanted.result()
+        return _result(wanted)
 
     def _tell_end(self) -> NoReturn:
-        try:
-            self._life.result()
-        except BaseExceptionGroup as faults:
-            raise _first(faults) from faults
+        _result(self._life)
         raise BridgeFault(CLOSED)
+
+
+def _result(ended: Future[T]) -> T:
+    try:
+        return ended.result()
+    except BaseExceptionGroup as faults:
+        raise _first(faults) from faults
 
 
 def _first(fault: BaseException) -> BaseException:

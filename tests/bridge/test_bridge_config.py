@@ -241,3 +241,23 @@ def test_a_prompt_with_a_picture_is_refused_unless_the_instruction_does_without_
         payload(arguments(), group(1, prompt=[{"role": "user", "content": ["a", {"text": "b"}]}]))["instruction"]
         == "ab"
     )
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"prompt": None}, r"input_key: a prompt is null, .*\(prompt group 0\)"),
+        ({"prompt": 5}, r"input_key: a prompt is 5, .*\(prompt group 0\)"),
+        ({"metadata": "str"}, r"metadata_key: a prompt's metadata is 'str', no mapping \(prompt group 0\)"),
+        (
+            {"metadata": {}},
+            r"unknown placeholder {sample.metadata.source}: at 'source', it has nothing \(prompt group 0\)",
+        ),
+    ],
+)
+def test_a_group_of_another_source_that_is_no_task_is_named(changed: dict, named: str):
+    source = group(1)
+    vars(source[0]).update(changed)
+    template = {"agent": {"harness": "x", "env": {"A": "{sample.metadata.source}"}}}
+    with pytest.raises(ConfigError, match=named):
+        payload(arguments(polar_task_template=template), source)

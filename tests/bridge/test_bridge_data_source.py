@@ -135,6 +135,52 @@ def test_bad_prompts_are_named(tmp_path):
             list(standalone.read_file(str(path)))
 
 
+TEMPLATE = {"agent": {"harness": "x", "env": {"A": "{sample.metadata.repo}"}}, "timeout_seconds": "{sample.index}"}
+
+
+@pytest.mark.parametrize(
+    ("row", "changed", "named"),
+    [
+        ({"question": "x"}, {}, r"no 'q' \(it has question\); --input-key says which key holds the prompt"),
+        ({"q": None}, {}, "the prompt 'q' is null, neither text nor a list of messages; --input-key"),
+        ({"q": 7}, {}, "the prompt 'q' is 7, neither text nor a list of messages; --input-key"),
+        ({"q": "  "}, {}, "the prompt 'q' is empty; --input-key"),
+        ({"q": []}, {}, "the prompt 'q' is empty"),
+        ({"q": ["hi"]}, {}, "the prompt 'q' has \"hi\", which is no message"),
+        ({"q": [{"content": 5}]}, {}, r"the prompt 'q' has \{\"content\": 5\}, which is no message"),
+        ({"q": "x"}, {"label_key": "a"}, r"no 'a' \(it has q\); --label-key says which key holds the label"),
+        ({"q": "x", "info": "str"}, {}, "its 'info' is 'str', no mapping; --metadata-key"),
+        (
+            {"q": "x"},
+            {"polar_task_template": TEMPLATE},
+            r"polar_task_template.agent.env.A: unknown placeholder {sample.metadata.repo}: at 'repo', it has nothing; "
+            "--metadata-key says which key holds the metadata",
+        ),
+        ([], {}, r"\[\] is no mapping"),
+    ],
+)
+def test_a_row_that_no_task_can_be_made_of_is_named_at_the_start(tmp_path, row, changed: dict, named: str):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in ({"q": "x", "a": "", "info": {"repo": 1}}, row)))
+    with pytest.raises(ConfigError, match=rf"prompt_data .*rows\.jsonl, row 2: {named}"):
+        source(tmp_path, prompt_data=str(path), **({"label_key": None} | changed))
+
+
+def test_rows_that_can_be_used_are(tmp_path):
+    """An empty prompt where the instruction does without it, tools that Slime adds, a label that is null."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"q": "", "a": None, "t": [], "info": None}) + "\n")
+    template = TEMPLATE | {"agent": {"harness": "x", "env": {"A": "{sample.metadata.tools} {{sample.metadata.b}}"}}}
+    settings = {"tool_key": "t", "polar_task_template": template, "polar_instruction_template": "Do it"}
+    assert prompts_of(source(tmp_path, prompt_data=str(path), **settings).get_samples(1)) == [""]
+
+
+def test_a_prompt_file_that_cannot_be_read_is_named(tmp_path):
+    for name in ("absent.jsonl", "rows.csv"):
+        with pytest.raises(ConfigError, match=rf"prompt_data: .*{name}"):
+            source(tmp_path, prompt_data=str(tmp_path / name))
+
+
 def test_what_is_handed_back_is_saved_once_and_keeps_its_numbers(tmp_path):
     first = source(tmp_path)
     groups = first.take(3)

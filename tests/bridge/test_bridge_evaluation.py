@@ -170,15 +170,17 @@ def test_evaluation_runs_while_training_tasks_are_in_flight_and_leaves_them_alon
 ):
     held: list[bool] = [True]
 
+    def ahead(task: dict[str, Any]) -> bool:
+        return task["instruction"] in ("p2", "p3", "p4", "p5")
+
     def script(lease: Lease, node: Node):
-        ahead = lease.task["instruction"] in ("p2", "p3", "p4", "p5")
-        return None if ahead and held else done(lease, node)
+        return None if ahead(lease.task) and held else done(lease, node)
 
     gateway.script = script
     path = items(tmp_path, "during", {"input": "e0"}, {"input": "e1"})
     trainer = make_trainer(polar_prefetch=True, eval_prompt_data=["during", path], n_samples_per_eval_prompt=2)
     trainer.rollout(0)
-    in_flight = eventually(lambda: len(gateway.tasks()) == 6 and gateway.tasks()[2:])
+    in_flight = eventually(lambda: len(gateway.tasks()) == 6 and list(filter(ahead, gateway.tasks())))
     output = trainer.evaluate(0)
     assert output.data["during"]["rewards"] == [1.0] * 4
     states = {server.task(task["task_id"], results="false")["status"] for task in in_flight}
@@ -195,6 +197,6 @@ def test_a_row_that_the_template_cannot_use_is_an_error_in_the_templates_words(m
     """Two rows fail; the trainer is told of one, not of a group of errors."""
     path = items(tmp_path, "rows", {"input": "e0"}, {"input": "e1"})
     template = arguments().polar_task_template | {"labels": {"kind": "{sample.metadata.kind}"}}
-    trainer = make_trainer(eval_prompt_data=["rows", path], polar_task_template=template)
+    trainer = make_trainer(prompt_data=None, eval_prompt_data=["rows", path], polar_task_template=template)
     with pytest.raises(ConfigError, match=r"sample\.metadata\.kind"):
         trainer.evaluate(0)

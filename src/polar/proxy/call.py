@@ -22,7 +22,7 @@ from polar.protocols import AnswerReader, Delta, EngineCall, Piece
 from polar.proxy.answering import logprobs_of, message_of, named_calls, remainder, thinking_tokens
 from polar.proxy.canonical import Answer, Ask, Message, Opening, Refusal, number_too_large
 from polar.proxy.conversation import Conversation, Place, Plan
-from polar.proxy.forms import check_length, grammar_of
+from polar.proxy.forms import check_bias, check_length, grammar_of
 from polar.proxy.sampling import effective, reshapes
 from polar.proxy.transcript import Transcript
 from polar.records import IDS
@@ -158,6 +158,7 @@ class Call:
     async def _prepare(self) -> tuple[Place, Plan | None]:
         conversation, ask = self._session.conversation, self._ask
         assert self._body is not None, "the task has not ended"
+        check_bias(ask, self._session.rendering)
         self._grammar = grammar_of(ask, self._session.engine, self._session.rendering)
         heavy = len(self._body.raw) > HEAVY_BYTES
         size, context = len(self._body.raw), self._session.context_length

@@ -84,7 +84,8 @@ class Ask(msgspec.Struct, kw_only=True):
         name = None if self.tool_choice == "required" else self.tool_choice.get("name")
         tools = [tool for tool in self.tools or [] if name in (None, tool["function"]["name"])]
         if not tools:
-            raise Refusal("bad_request", f"tool_choice: there is no tool {name or ''!r} to choose")
+            none = "there are no tools to choose from" if name is None else f"there is no tool {name!r} to choose"
+            raise Refusal("bad_request", f"tool_choice: {none}")
         return tools
 
 
@@ -160,21 +161,22 @@ class Dialect(Protocol):
         ...
 
 
-def field(body: Mapping[str, Any], name: str, kind: Kind, default: Any = None) -> Any:
+def field(body: Mapping[str, Any], name: str, kind: Kind, default: Any = None, where: str = "") -> Any:
     """`body[name]`, which may be absent or null. Raises Refusal naming the field."""
     value = body.get(name)
     if value is None:
         return default
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         expected = " or ".join(item.__name__ for item in (kind if isinstance(kind, tuple) else (kind,)))
-        raise Refusal("bad_request", f"{name}: expected {expected}, got {type(value).__name__}")
+        raise Refusal("bad_request", f"{where}.{name}: expected {expected}, got {type(value).__name__}".lstrip("."))
     return value
 
 
-def needed(body: Mapping[str, Any], name: str, kind: Kind) -> Any:
-    value = field(body, name, kind)
+def needed(body: Mapping[str, Any], name: str, kind: Kind, where: str = "") -> Any:
+    """`where`: the place of `body`, as the refusal names it."""
+    value = field(body, name, kind, where=where)
     if value is None:
-        raise Refusal("bad_request", f"{name}: field is required")
+        raise Refusal("bad_request", f"{where}.{name}: field is required".lstrip("."))
     return value
 
 
@@ -198,9 +200,18 @@ def picked(body: Mapping[str, Any], names: Mapping[str, tuple[str, Kind]]) -> di
         told = re.sub(r"(?:(?<=; )|^)\w+", lambda name: spelt.get(name[0], name[0]), describe(error))
         raise Refusal("bad_request", told) from error
     stop = settings.get("stop", [])
+    _check_bias(settings.get("logit_bias", {}))
     if "" in ([stop] if isinstance(stop, str) else stop):
         raise Refusal("bad_request", f"{spelt['stop']}: an empty text cannot stop an answer")
     return settings
+
+
+def _check_bias(bias: Mapping[str, Any]) -> None:
+    for token, value in bias.items():
+        if not (token.isascii() and token.isdecimal()):
+            raise Refusal("bad_request", f"logit_bias: {token!r} is not the id of a token")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
+            raise Refusal("bad_request", f"logit_bias.{token}: expected a number from -100 to 100")
 
 
 def refuse(body: Mapping[str, Any], names: Mapping[str, str]) -> None:

@@ -57,6 +57,15 @@ def _texts(value: Any) -> Iterator[str]:
                 yield from _texts(inner)
 
 
+def check_bias(ask: Ask, rendering: Rendering | None) -> None:
+    """Refuses ids that no token has."""
+    if rendering is None:
+        return
+    beyond = [token for token in ask.sampling.get("logit_bias", {}) if int(token[:20]) >= rendering.vocabulary]
+    if beyond:
+        raise Refusal("bad_request", f"logit_bias.{beyond[0]}: the ids of tokens are below {rendering.vocabulary}")
+
+
 def grammar_of(ask: Ask, engine: Engine, rendering: Rendering | None) -> dict[str, Any] | None:
     """What an engine that takes ids is told of the form that the answer must have. Raises Refusal."""
     if ask.logprobs and rendering is None:

@@ -280,7 +280,7 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> Message:
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
         raise Refusal("unsupported", f"{where}: tools of type {tool['type']!r} are not supported")
-    return function_tool(needed(tool, "name", str), tool.get("description"), tool.get("input_schema"), where)
+    return function_tool(needed(tool, "name", str, where), tool.get("description"), tool.get("input_schema"), where)
 
 
 def _tool_choice(choice: dict[str, Any]) -> Any:

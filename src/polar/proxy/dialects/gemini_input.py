@@ -59,7 +59,8 @@ class History:
             parts = [named(part) for part in several(content, "parts")]
             self._take(content.get("role") or "user", parts, f"contents.{at}")
         if not self.messages:
-            raise Refusal("bad_request", "contents: at least one content is required")
+            missing = "contents.0.parts: at least one part" if contents else "contents: at least one content"
+            raise Refusal("bad_request", f"{missing} is required")
 
     def _take(self, role: Any, parts: list[dict[str, Any]], where: str) -> None:
         if role == "model":
@@ -183,11 +184,10 @@ def read_tools(request: dict[str, Any]) -> list[dict[str, Any]]:
     for at, tool in enumerate(map(named, several(request, "tools"))):
         if others := [name for name, value in tool.items() if name != "functionDeclarations" and value is not None]:
             raise Refusal("unsupported", f"tools.{at}: {others[0]} is not supported")
-        for declaration in map(named, objects(tool, "functionDeclarations")):
+        for number, declaration in enumerate(map(named, objects(tool, "functionDeclarations"))):
             schema = field(declaration, "parametersJsonSchema", dict) or _schema(declaration.get("parameters"))
-            declared.append(
-                function_tool(needed(declaration, "name", str), declaration.get("description"), schema, f"tools.{at}")
-            )
+            name = needed(declaration, "name", str, f"tools.{at}.functionDeclarations.{number}")
+            declared.append(function_tool(name, declaration.get("description"), schema, f"tools.{at}"))
     return declared
 
 

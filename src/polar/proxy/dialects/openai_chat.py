@@ -234,8 +234,9 @@ def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     if tool.get("type") != "function":
         raise Refusal("unsupported", f"{where}: tools of type {tool.get('type')!r} are not supported")
-    function = needed(tool, "function", dict)
-    return function_tool(needed(function, "name", str), function.get("description"), function.get("parameters"), where)
+    function = needed(tool, "function", dict, where)
+    name = needed(function, "name", str, f"{where}.function")
+    return function_tool(name, function.get("description"), function.get("parameters"), where)
 
 
 def _tool_choice(choice: Any, tools: list[dict[str, Any]]) -> tuple[Any, list[dict[str, Any]]]:

@@ -70,8 +70,8 @@ def read_tools(tools: Sequence[Item], where: str, group: Item | None = None) -> 
         if kind == "namespace" and group is None:
             yield from read_tools(objects(tool, "tools"), f"{where}.{at}.tools", tool)
         elif kind in ("function", "custom"):
-            namespace = needed(group, "name", str) if group else None
-            known = Tool(needed(tool, "name", str), namespace, custom=kind == "custom")
+            namespace = needed(group, "name", str, where.removesuffix(".tools")) if group else None
+            known = Tool(needed(tool, "name", str, f"{where}.{at}"), namespace, custom=kind == "custom")
             said = [field(group or {}, "description", str, ""), field(tool, "description", str, "")]
             said += [_grammar(tool)] if known.custom else []
             parameters = _INPUT if known.custom else tool.get("parameters")

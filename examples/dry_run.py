@@ -26,8 +26,8 @@ try:
     from polar.harnesses import load_harness
     from polar.requests import TaskRequest, ignored_fields
     from polar.runtimes import load_runtime
-    from slime_bridge.config import PolarSlimeConfig, checked_request, resolve_polar_slime_config, task_payload
-    from slime_bridge.preflight import check_args
+    from slime_bridge.config import PolarSlimeConfig, checked_request, task_payload
+    from slime_bridge.preflight import check_args, checked_config
     from slime_bridge.slime_types import Sample, read_file
 except ModuleNotFoundError as missing:
     checkout = Path(__file__).resolve().parents[1]
@@ -187,8 +187,8 @@ def shown(value: Any) -> Any:
 def main(words: list[str]) -> int:
     try:
         args = arguments(words)
-        config = resolve_polar_slime_config(args)
-        check_args(args, config)
+        config = checked_config(args)
+        check_args(args)
         check_batches(args)
         task, ignored = first_task(args, config)
         topology = getattr(args, "topology", None) or getattr(args, "polar_topology_path", None)

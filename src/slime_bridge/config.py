@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from polar.errors import ConfigError
 from polar.requests import TaskRequest
 from slime_bridge._messages import instruction_of, mistake_in
 from slime_bridge.adapter import ConversionRules
+from slime_bridge.keys import Keys
 from slime_bridge.templates import render
 
 TASK_ID = "polar-slime-{rollout_id}-{sample.group_index}"
@@ -83,17 +83,14 @@ class PolarSlimeConfig:
 
 
 def resolve_polar_slime_config(args: Any) -> PolarSlimeConfig:
-    """Raises ConfigError naming the key that is wrong and what it may be."""
-    _refuse_unknown(args)
-    read = _Keys(args)
-    template = read.mapping("polar_task_template")
-    if "agent" not in template:
-        raise ConfigError(f"polar_task_template: agent is missing: say which harness runs, {EXAMPLE}")
-    host = read.text("polar_callback_host", "127.0.0.1")
-    if host in ANY_ADDRESS:
-        raise ConfigError(f"polar_callback_host: {host} is no address the server can call; give this machine's own")
+    """Raises ConfigError listing every key that is wrong, and what it may be."""
+    read = Keys(args)
+    _refuse_unknown(args, read)
+    template = read.mapping("polar_task_template", f"it is the task that each prompt becomes, {EXAMPLE}")
+    if template and "agent" not in template:
+        read.wrong.append(f"polar_task_template: agent is missing: say which harness runs, {EXAMPLE}")
     read.choice("polar_single_survivor", ("zero", "raw"))
-    return PolarSlimeConfig(
+    config = PolarSlimeConfig(
         rollout_url=_server_url(read),
         task_template=template,
         task_id_template=read.text("polar_task_id_template", TASK_ID),
@@ -101,7 +98,7 @@ def resolve_polar_slime_config(args: Any) -> PolarSlimeConfig:
         max_async_level=read.count("polar_max_async_level", 2),
         prefetch=read.flag("polar_prefetch", False),
         request_timeout=read.seconds("polar_request_timeout", 60.0) or 60.0,
-        callback_host=host,
+        callback_host=_callback_host(read),
         min_complete_accept_fraction=read.fraction("polar_min_complete_accept_fraction", 0.0),
         eval_dataset_name=read.text("polar_eval_dataset_name", "polar_eval"),
         task_timeout_floor=read.seconds("polar_task_timeout_floor", None),
@@ -113,13 +110,30 @@ def resolve_polar_slime_config(args: Any) -> PolarSlimeConfig:
         batch=read.count("rollout_batch_size", None),
         update_weights_interval=read.count("update_weights_interval", 1),
     )
+    if read.wrong:
+        raise ConfigError("; ".join(read.wrong))
+    return config
 
 
-def _refuse_unknown(args: Any) -> None:
+def _refuse_unknown(args: Any, read: Keys) -> None:
     for name in sorted(vars(args)):
         if name.startswith("polar_") and name not in KEYS:
             close = difflib.get_close_matches(name, KEYS, n=1)
-            raise ConfigError(f"{name}: there is no such key" + (f"; did you mean {close[0]}?" if close else ""))
+            read.wrong.append(f"{name}: there is no such key" + (f"; did you mean {close[0]}?" if close else ""))
+
+
+def _callback_host(read: Keys) -> str:
+    host = read.text("polar_callback_host", "127.0.0.1")
+    if host in ANY_ADDRESS:
+        read.wrong.append(f"polar_callback_host: {host} is no address the server can call; give this machine's own")
+    elif "/" in host or _with_port(host):
+        read.wrong.append(f"polar_callback_host: {host} is no bare host: give a name or an address, no URL and no port")
+    return host
+
+
+def _with_port(host: str) -> bool:
+    """IPv6 has more colons than one."""
+    return host.count(":") == 1
 
 
 def sampling_of(settings: Any, names: Mapping[str, str]) -> dict[str, Any]:
@@ -230,18 +244,26 @@ def _check_is_text(prompt: Any) -> None:
                 )
 
 
-def _server_url(read: _Keys) -> str:
-    url, topology = read.optional_text("polar_rollout_url"), read.optional_text("polar_topology_path")
-    if url is None and topology is None:
-        raise ConfigError("polar_rollout_url is missing: the rollout server's address (or give polar_topology_path)")
-    found = url if url is not None else _topology_url(topology or "")
-    if not found.startswith(("http://", "https://")):
-        raise ConfigError(f"polar_rollout_url: {found!r} is no http address")
-    return found.rstrip("/")
+def _server_url(read: Keys) -> str:
+    """A topology that is not there is refused beside a URL too."""
+    url, path = read.optional_text("polar_rollout_url"), read.optional_text("polar_topology_path")
+    try:
+        topology = None if path is None else _topology(path)
+        if url is None and topology is not None:
+            url = _topology_url(str(path), topology)
+    except ConfigError as error:
+        read.wrong.append(str(error))
+        return ""
+    if url is None:
+        read.missing("polar_rollout_url", "the rollout server's address (or give polar_topology_path)")
+        return ""
+    if not url.startswith(("http://", "https://")):
+        read.wrong.append(f"polar_rollout_url: {url!r} is no http address")
+    return url.rstrip("/")
 
 
-def _topology_url(path: str) -> str:
-    rollout = _topology(path).get("rollout") or {}
+def _topology_url(path: str, topology: Mapping[str, Any]) -> str:
+    rollout = topology.get("rollout") or {}
     if rollout.get("public_url"):
         return str(rollout["public_url"])
     host = str(rollout.get("host") or "127.0.0.1")
@@ -260,7 +282,7 @@ def _topology(path: str | Path) -> dict[str, Any]:
     return document
 
 
-def _rules(read: _Keys) -> ConversionRules:
+def _rules(read: Keys) -> ConversionRules:
     cap = read.optional_count("polar_max_trajectory_tokens")
     per_gpu = read.optional_count("max_tokens_per_gpu")
     if cap is None and per_gpu is not None:
@@ -273,79 +295,7 @@ def _rules(read: _Keys) -> ConversionRules:
     )
 
 
-def _reward_keys(read: _Keys) -> tuple[str, ...]:
+def _reward_keys(read: Keys) -> tuple[str, ...]:
     """None where Slime reads a plain number; else the key it reads, and the bridge's own beside it."""
     slimes, own = read.optional_text("reward_key"), read.optional_text("polar_reward_key")
     return () if slimes is None else tuple(dict.fromkeys(key for key in (slimes, own) if key is not None))
-
-
-class _Keys:
-    """Typed reads of args; each error names the key."""
-
-    def __init__(self, args: Any) -> None:
-        self._args = args
-
-    def _get(self, key: str) -> Any:
-        return getattr(self._args, key, None)
-
-    def mapping(self, key: str) -> dict[str, Any]:
-        value = self._get(key)
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{key} is missing or no mapping: it is the task that each prompt becomes, {EXAMPLE}")
-        return dict(value)
-
-    def optional_text(self, key: str) -> str | None:
-        value = self._get(key)
-        if value is None or value == "":
-            return None
-        if not isinstance(value, str):
-            raise ConfigError(f"{key}: {value!r} is no text: put it in quotes")
-        return value
-
-    def text(self, key: str, default: str) -> str:
-        return self.optional_text(key) or default
-
-    def choice(self, key: str, allowed: tuple[str, ...]) -> str:
-        value = self.text(key, allowed[0])
-        if value not in allowed:
-            raise ConfigError(f"{key}: {value!r} is not one of {', '.join(allowed)}")
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self._get(key)
-        if value is not None and not isinstance(value, bool):
-            raise ConfigError(f"{key}: {value!r} is neither true nor false")
-        return default if value is None else value
-
-    def optional_count(self, key: str) -> int | None:
-        value = self._get(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ConfigError(f"{key}: {value!r} is no whole number above 0")
-        return value
-
-    def count(self, key: str, default: int | None) -> int:
-        value = self.optional_count(key)
-        found = default if value is None else value
-        if found is None:
-            raise ConfigError(f"{key} is missing")
-        return found
-
-    def seconds(self, key: str, default: float | None) -> float | None:
-        value = self._number(key)
-        if value is not None and value <= 0:
-            raise ConfigError(f"{key}: {value} is not above 0: give seconds, or leave it out for the default")
-        return default if value is None else value
-
-    def fraction(self, key: str, default: float) -> float:
-        value = self._number(key)
-        if value is not None and not 0 <= value <= 1:
-            raise ConfigError(f"{key}: {value} is not between 0 and 1")
-        return default if value is None else value
-
-    def _number(self, key: str) -> float | None:
-        value = self._get(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ConfigError(f"{key}: {value!r} is no finite number: write it without quotes, e.g. 0.5")
-        return value

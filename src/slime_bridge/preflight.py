@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from polar.errors import ConfigError
-from slime_bridge.config import PolarSlimeConfig
+from slime_bridge.config import PolarSlimeConfig, resolve_polar_slime_config
 from slime_bridge.slime_types import wants_nucleus_ids
 
 REFUSED_SWITCHES = {
@@ -27,25 +27,36 @@ REFUSED_HOOKS = {
 REWARD_HOOK = "slime_bridge.reward_post_process.post_process_rewards"
 
 
-def check_args(args: Any, config: PolarSlimeConfig) -> None:
+def checked_config(args: Any) -> PolarSlimeConfig:
+    """The settings. Raises ConfigError listing the mistakes in them together with those in Slime's own flags."""
+    try:
+        return resolve_polar_slime_config(args)
+    except ConfigError as error:
+        raise ConfigError("; ".join([str(error), *_mistakes(args)])) from error
+
+
+def check_args(args: Any) -> None:
     """Raises ConfigError listing everything that is wrong, each with what to do."""
-    wrong = [
-        *_task_mistakes(args, config),
+    if wrong := _mistakes(args):
+        raise ConfigError("; ".join(wrong))
+
+
+def _mistakes(args: Any) -> list[str]:
+    return [
+        *_task_mistakes(args),
         *_refused(args),
         *_batch_mistakes(args),
         *_sampling_mistakes(args),
         *_reward_mistakes(args),
-        *_colocation_mistakes(args, config),
+        *_colocation_mistakes(args),
     ]
-    if wrong:
-        raise ConfigError("; ".join(wrong))
 
 
-def _task_mistakes(args: Any, config: PolarSlimeConfig) -> Iterator[str]:
-    if not config.task_template.get("evaluator"):
+def _task_mistakes(args: Any) -> Iterator[str]:
+    task, instruction = getattr(args, "polar_task_template", None), getattr(args, "polar_instruction_template", None)
+    if isinstance(task, Mapping) and not task.get("evaluator"):
         yield "polar_task_template: evaluator is missing, so no session would have a reward; e.g. {strategy: command}"
-    template = config.instruction_template
-    if getattr(args, "apply_chat_template", False) and (template is None or "{instruction}" in template):
+    if getattr(args, "apply_chat_template", False) and (not instruction or "{instruction}" in str(instruction)):
         yield (
             "apply_chat_template turns the prompt into the model's own markup, and the agent would be told that; leave "
             "it out: the proxy renders what the harness sends"
@@ -91,8 +102,8 @@ def _reward_mistakes(args: Any) -> Iterator[str]:
         yield "opd_type is sglang: no sample has the teacher's logprobs; set it to megatron"
 
 
-def _colocation_mistakes(args: Any, config: PolarSlimeConfig) -> Iterator[str]:
-    if config.prefetch and colocated(args):
+def _colocation_mistakes(args: Any) -> Iterator[str]:
+    if getattr(args, "polar_prefetch", False) and colocated(args):
         yield "polar_prefetch: colocated engines sleep between rollouts, so nothing may run then; set it to false"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 from typing import Any
 
-from slime_bridge.config import resolve_polar_slime_config
+from slime_bridge.preflight import checked_config
 from slime_bridge.slime_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime_bridge.worker import Worker
 
@@ -39,7 +39,7 @@ atexit.register(close)
 
 
 def _worker_for(args: Any, data_source: Any) -> Worker:
-    config = resolve_polar_slime_config(args)
+    config = checked_config(args)
     if _workers and (_workers[0].config != config or _workers[0].source is not data_source):
         close()
     if not _workers:

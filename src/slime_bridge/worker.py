@@ -33,7 +33,7 @@ class Worker:
     """Started at once. Raises ConfigError where args or the server's state would make every rollout fail."""
 
     def __init__(self, args: Any, config: PolarSlimeConfig, source: Any) -> None:
-        check_args(args, config)
+        check_args(args)
         self.config, self.source = config, source
         self._args = args
         self._run_id = secrets.token_hex(4)

@@ -60,7 +60,11 @@ SEEN_AS: dict[str, tuple[object, Callable[[PolarSlimeConfig], object], list[obje
     "polar_timeout_policy": ("truncate", lambda config: config.rules.timeout_policy, ["keep", False]),
     "polar_single_survivor": ("raw", lambda config: "raw", ["one", 0]),
     "polar_request_timeout": (5, lambda config: config.request_timeout, [0, -1.0, math.nan, math.inf, "60"]),
-    "polar_callback_host": ("10.0.0.1", lambda config: config.callback_host, ["0.0.0.0", "::", "[::]", 7]),
+    "polar_callback_host": (
+        "10.0.0.1",
+        lambda config: config.callback_host,
+        ["0.0.0.0", "::", "[::]", 7, "http://10.0.0.1", "10.0.0.1:80"],
+    ),
     "polar_min_complete_accept_fraction": (
         0.5,
         lambda config: config.min_complete_accept_fraction,
@@ -100,6 +104,19 @@ def test_a_wrong_value_is_an_error_that_names_its_key(key: str, value: object):
 def test_of_slimes_own_values_too(key: str, value: object):
     with pytest.raises(ConfigError, match=key):
         resolve_polar_slime_config(arguments(**{key: value}))
+
+
+def test_a_topology_that_is_not_there_is_refused_beside_a_url_too():
+    with pytest.raises(ConfigError, match=r"polar_topology_path: /no/such/file"):
+        resolve_polar_slime_config(arguments(polar_topology_path="/no/such/file"))
+
+
+def test_every_wrong_key_is_told_at_once_and_once():
+    wrong = {key: values[0] for key, (_, _, values) in SEEN_AS.items()} | {"polar_rollout_url": "nowhere"}
+    with pytest.raises(ConfigError) as told:
+        resolve_polar_slime_config(arguments(**wrong, reward_key="score", polar_prefech=True))
+    assert [len(re.findall(rf"(?:^|; ){key}\b", str(told.value))) for key in wrong] == [1] * len(wrong)
+    assert "did you mean polar_prefetch?" in str(told.value)
 
 
 def test_a_misspelt_key_is_refused_with_what_was_meant():

@@ -15,8 +15,7 @@ from tests.server.conftest import TOKEN, Server
 from polar.errors import ConfigError
 from polar.nodeapi import EngineState
 from slime_bridge import preflight_server, rollout, slime_types
-from slime_bridge.config import resolve_polar_slime_config
-from slime_bridge.preflight import check_args
+from slime_bridge.preflight import check_args, checked_config
 
 Make = Callable[..., Trainer]
 SHELL = {"agent": {"harness": "shell", "custom_shell": {"command": "true"}}, "evaluator": {"strategy": "command"}}
@@ -24,7 +23,8 @@ SHELL = {"agent": {"harness": "shell", "custom_shell": {"command": "true"}}, "ev
 
 def check(**changed: object) -> None:
     args = arguments(**changed)
-    check_args(args, resolve_polar_slime_config(args))
+    checked_config(args)
+    check_args(args)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,8 @@ def test_a_setting_that_works_is_let_through(changed: dict):
 def test_everything_that_is_wrong_is_told_at_once():
     with pytest.raises(ConfigError, match=r"partial_rollout.*use_dynamic_batch_size.*rollout_temperature"):
         check(rollout_temperature=0, partial_rollout=True, use_dynamic_batch_size=False)
+    with pytest.raises(ConfigError, match=r"polar_prefech.*polar_overlong.*evaluator is missing.*rollout_temperature"):
+        check(polar_prefech=1, polar_overlong="x", polar_task_template={"agent": {}}, rollout_temperature=0)
 
 
 def test_top_p_is_refused_where_slime_wants_each_tokens_nucleus():

@@ -18,7 +18,6 @@ from polar.public import session_result
 from polar.records import Drop, SessionStatus, TaskResult, TaskState, Termination
 from running_proxy import RunningProxy, running_proxy
 from slime_bridge.acceptance import Dropped, Group, judge
-from slime_bridge.config import resolve_polar_slime_config
 from slime_bridge.fitting import ConversionRules
 from slime_bridge.preflight import check_args
 
@@ -87,4 +86,4 @@ def test_what_was_said_before_an_image_is_trained_and_what_follows_is_not(proxy:
 def test_a_data_set_with_pictures_is_refused_by_name() -> None:
     args = arguments(multimodal_keys={"image": "images"})
     with pytest.raises(ConfigError, match="multimodal_keys"):
-        check_args(args, resolve_polar_slime_config(args))
+        check_args(args)

@@ -32,6 +32,6 @@ def task_of(example: str, row: dict[str, Any], folder: Path) -> dict[str, Any]:
     dry_run = module("dry_run.py")
     config = ["--custom-config-path", str(EXAMPLES / example / "polar.yaml"), "--prompt-data", str(prompts)]
     args = dry_run.arguments([*BATCH, *COLUMNS, *config])
-    task, ignored = dry_run.first_task(args, dry_run.resolve_polar_slime_config(args))
+    task, ignored = dry_run.first_task(args, dry_run.checked_config(args))
     assert ignored == []
     return task.model_dump(exclude_defaults=True)

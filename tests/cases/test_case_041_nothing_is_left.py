@@ -68,7 +68,11 @@ def test_a_killed_gateway_with_fifty_sandboxes_leaves_nothing_to_its_next_life(
 
 
 @needs_bubblewrap
-@pytest.mark.parametrize("standing", [0, 3, 12])
+STANDING = [0, pytest.param(3, marks=pytest.mark.slow), 12]
+"""sandboxes that are up already"""
+
+
+@pytest.mark.parametrize("standing", STANDING)
 def test_ctrl_c_while_sandboxes_come_up(tmp_path: Path, topology: Path, server: ServerAlone, standing: int) -> None:
     data = tmp_path / "gateway"
     with polar_gateway(data, server, topology) as gateway:
@@ -81,7 +85,7 @@ def test_ctrl_c_while_sandboxes_come_up(tmp_path: Path, topology: Path, server: 
 
 
 @needs_bubblewrap
-@pytest.mark.parametrize("standing", [0, 3, 12])
+@pytest.mark.parametrize("standing", STANDING)
 def test_a_task_cancelled_while_its_sandboxes_come_up(
     tmp_path: Path, topology: Path, server: ServerAlone, standing: int
 ) -> None:

@@ -178,7 +178,9 @@ def test_a_cancelled_start_leaves_nothing(tmp_path):
     assert cgroups_below(tmp_path) == []
 
 
-HANGING = "#!/bin/sh\nexec sleep 3117\n"
+NAP = f"sleep 3117.{os.getpid()}"
+"""of this process: the same tests may run beside us, as another user"""
+HANGING = f"#!/bin/sh\nexec {NAP}\n"
 """a bwrap that never gets to its end, as over a file system that is gone"""
 
 
@@ -195,12 +197,12 @@ def test_a_start_that_hangs_can_be_cancelled(tmp_path, monkeypatch):
             for _ in range(2):
                 runtime = load_runtime(RuntimeSpec(), launcher=launcher)
                 starting = asyncio.create_task(runtime.start(place(root)))
-                await becomes(lambda: _ready(processes_with("sleep 3117")))
+                await becomes(lambda: _ready(processes_with(NAP)))
                 starting.cancel()
                 await asyncio.wait([starting], timeout=10)
                 assert starting.cancelled()
                 await runtime.stop()
-                until(lambda: not processes_with("sleep 3117"))
+                until(lambda: not processes_with(NAP))
 
     run(story())
     assert list(root.iterdir()) == []
@@ -210,12 +212,12 @@ def test_a_start_that_hangs_can_be_cancelled(tmp_path, monkeypatch):
 def test_an_owner_killed_while_a_sandbox_comes_up_takes_it_along(tmp_path):
     fake = tmp_path / "programs" / "bwrap"
     fake.parent.mkdir()
-    fake.write_text(HANGING.replace("3117", "3118"))
+    fake.write_text(HANGING)
     fake.chmod(0o755)
     path = f"{fake.parent}:/usr/bin:/bin"
     command = [sys.executable, "-c", OWNER, str(tmp_path / "boxes"), "bubblewrap"]
     owner = subprocess.Popen(command, env=os.environ | {"PATH": path}, stdout=subprocess.DEVNULL)
-    until(lambda: processes_with("sleep 3118"))
+    until(lambda: processes_with(NAP))
     started = below(owner.pid)
     owner.kill()
     owner.wait()

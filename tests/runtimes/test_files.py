@@ -7,6 +7,7 @@ import os
 import pytest
 
 from polar.errors import TaskFault
+from polar.requests import ExecInput
 from sandboxing import both, needs_bubblewrap, run, sh, standing
 
 
@@ -30,6 +31,22 @@ def test_bytes_go_in_and_come_out(tmp_path, kind):
                 await box.read(f"{box.session_dir}/fifo")
             with pytest.raises(OSError, match="64 MiB"):
                 await box.read(f"{box.session_dir}/huge")
+
+    run(story())
+
+
+@both
+def test_a_relative_path_starts_at_the_working_directory(tmp_path, kind):
+    (tmp_path / "source").write_text("uploaded")
+
+    async def story():
+        async with standing(tmp_path / "box", kind) as box:
+            await box.write("sub/written", b"written")
+            await box.upload(tmp_path / "source", "uploaded")
+            assert await box.read("sub/written") == b"written"
+            told = await box.run(ExecInput(command="cat written ../uploaded", cwd="sub"), timeout=60)
+            assert told.output == "writtenuploaded"
+            assert (await box.run(ExecInput(command="cat", stdin_path="uploaded"), timeout=60)).output == "uploaded"
 
     run(story())
 

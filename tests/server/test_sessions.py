@@ -136,7 +136,7 @@ def test_queue_budget_ends_a_task_that_nobody_takes(make_server: Callable[..., S
     assert server.task("patient")["waiting_for"] == "a gateway: none is connected"
     task = eventually(lambda: (found := server.task("patient"))["status"] == "failed" and found)
     assert task["results"][0]["status"] == "TIMEOUT"
-    assert task["results"][0]["metadata"] == {"session_index": 0, "termination": "queue"}
+    assert task["results"][0]["metadata"] == {"session_index": 0, "group_size": 1, "termination": "queue"}
 
 
 def test_log_upload_goes_on_after_a_cut(server: Server) -> None:

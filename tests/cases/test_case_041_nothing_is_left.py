@@ -67,11 +67,11 @@ def test_a_killed_gateway_with_fifty_sandboxes_leaves_nothing_to_its_next_life(
         until(lambda: len(list((data / "outbox").glob("*.result"))) == LIVE)
 
 
-@needs_bubblewrap
 STANDING = [0, pytest.param(3, marks=pytest.mark.slow), 12]
 """sandboxes that are up already"""
 
 
+@needs_bubblewrap
 @pytest.mark.parametrize("standing", STANDING)
 def test_ctrl_c_while_sandboxes_come_up(tmp_path: Path, topology: Path, server: ServerAlone, standing: int) -> None:
     data = tmp_path / "gateway"

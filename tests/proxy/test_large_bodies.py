@@ -113,6 +113,32 @@ def test_nor_are_they_for_somebody_who_asks_for_their_number(house: RunningProxy
     assert "at least" in told(dialect, house.open().post(asked(LONG), COUNTS[dialect]), 400)
 
 
+def thinking(times: int, tokens: int) -> dict[str, Any]:
+    """A history that the template writes without its thoughts."""
+    turn = [{"role": "assistant", "content": "a", "reasoning_content": "x" * tokens}, user("b")]
+    return asked(messages=[user("a"), *turn * times])
+
+
+@pytest.mark.parametrize(
+    ("times", "tokens", "status"), [(12, CONTEXT, 200), (3, 9 * CONTEXT, 400), (500, CONTEXT, 400)]
+)
+def test_thoughts_that_are_left_out_are_no_text_unless_nobody_can_have_had_them(
+    house: RunningProxy, times: int, tokens: int, status: int
+) -> None:
+    answer = post(house.open(), "openai_chat", thinking(times, tokens))
+    assert (answer.status_code, "at least" in answer.text) == (status, status == 400)
+
+
+def test_ids_of_calls_are_no_text(house: RunningProxy) -> None:
+    """Most of what such a history takes on the wire, and nothing of its prompt."""
+    messages = [user("a")]
+    for at in range(2):
+        call = {"id": f"{at}{'x' * 3 * CONTEXT}", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        messages += [{"role": "assistant", "content": "", "tool_calls": [call]}]
+        messages += [{"role": "tool", "tool_call_id": call["id"], "content": "r"}]
+    assert post(house.open(), "openai_chat", asked(messages=messages)).status_code == 200
+
+
 def test_a_large_body_of_little_text_is_no_long_prompt(house: RunningProxy) -> None:
     session = house.open()
     session.turn([user("x")], metadata={"note": LONG})

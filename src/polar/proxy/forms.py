@@ -13,6 +13,8 @@ NO_IMAGES = "images: this model takes text alone (its engine is given token ids)
 NOT_SHOWN = "[image: not shown, since this model takes text alone]"
 _DENSE = 8
 """characters a token that hardly any text reaches: what is shorter is not looked at"""
+_THOUGHTS = 16
+"""contexts that the thoughts of a history may fill, where a template leaves them out"""
 _NO_GRAMMARS = "this engine cannot be held to a form: leave the choice at auto, and ask in words"
 _NO_FORM = "tool calls as this model writes them cannot be held to a form: leave the choice at auto"
 
@@ -39,22 +41,32 @@ def check_length(ask: Ask, size: int, rendering: Rendering | None, context: int 
     and gigabytes. `size`: bytes of the request, which bound its characters."""
     if rendering is None or context is None or size <= _DENSE * context:
         return
-    least = rendering.least_tokens([*_texts(ask.messages), *_texts(ask.tools)], context)
-    if least > context:
-        raise Refusal("context", f"prompt is too long: at least {least} tokens > {context} maximum context length")
+    thoughts = [message.get("reasoning_content", "") for message in ask.messages]
+    # One thought was sampled within the context; of all of them a template may write the last alone.
+    written = [*_written(ask.messages), *_strings(ask.tools), max(thoughts, key=len)]
+    for texts, most in ((written, context), (thoughts, _THOUGHTS * context)):
+        if sum(map(len, texts)) > _DENSE * most and (least := rendering.least_tokens(texts, most)) > most:
+            raise Refusal("context", f"prompt is too long: at least {least} tokens > {context} maximum context length")
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _written(messages: list[Message]) -> Iterator[str]:
+    """What every template writes of messages."""
+    for message in messages:
+        yield message["content"]
+        for call in message.get("tool_calls", []):
+            yield from (call["function"]["name"], call["function"]["arguments"])
+
+
+def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
         for inner in value:
-            yield from _texts(inner)
+            yield from _strings(inner)
     elif isinstance(value, dict):
         for name, inner in value.items():
-            if name != "parts":  # they repeat the text of a message, beside its pictures
-                yield name
-                yield from _texts(inner)
+            yield name
+            yield from _strings(inner)
 
 
 def check_bias(ask: Ask, rendering: Rendering | None) -> None:

@@ -75,6 +75,8 @@ def judge(
     tokens = sum(_trainable(session) for session in result.results)
     if result.status is not TaskState.COMPLETED:
         told = first_error(result) or "no session tells an error"
+        if result.status is TaskState.CANCELLED:
+            told += "; this run did not cancel it: somebody's hand, or another run with the same --save?"
         return Dropped(Drop.FAILED, tokens, len(source), f"the task {result.status.value}: {told}")
     by_index = {session.metadata.get("session_index"): session for session in result.results}
     if len(by_index) < len(result.results) or not by_index.keys() <= set(range(len(source))):

@@ -8,6 +8,7 @@ No two groups that are out have the same numbers.
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from polar.errors import ConfigError
 from slime_bridge.prompt_rows import check_prompts
 from slime_bridge.slime_types import RolloutDataSourceWithBuffer, Sample
 
+log = logging.getLogger(__name__)
 PromptGroup = list[Any]
 
 
@@ -116,6 +118,8 @@ class CeilEpochRolloutDataSourceWithBuffer(RolloutDataSourceWithBuffer):
         """A state that only Slime's own source has written is read by Slime's own rules."""
         path = self._path(getattr(self.args, "load", None), rollout_id)
         if path is None or not path.exists():
+            if path is not None and not _slimes(path, rollout_id).exists() and (rollout_id or 0) >= 0:
+                log.warning("load: there is no %s: the prompts begin anew behind rollout %s", path, rollout_id)
             super().load(rollout_id)
             return
         try:
@@ -171,6 +175,10 @@ class CeilEpochRolloutDataSourceWithBuffer(RolloutDataSourceWithBuffer):
         if folder is None or not getattr(self.args, "rollout_global_dataset", True):
             return None
         return Path(folder) / "rollout" / f"polar_data_source_{rollout_id}.json"
+
+
+def _slimes(path: Path, rollout_id: int | None) -> Path:
+    return path.with_name(f"global_dataset_state_dict_{rollout_id}.pt")
 
 
 def _plain(value: Any) -> Any:

@@ -224,10 +224,12 @@ class Groups:
         age = self._age(group).rollouts
         if age <= self._config.staleness_bound or not self._trains:
             return False
-        self._ledger.expired(Drop.STALE.value, group.trained)
         why = (
             f"{age} rollouts old; polar_max_async_level + update_weights_interval allow {self._config.staleness_bound}"
         )
+        if (only := self._versions.only) is not None and group.versions == {only[0]}:
+            why += f"; the engine has told version {only[0]} since rollout {only[1]}: does it get the new weights?"
+        self._ledger.expired(Drop.STALE.value, group.trained)
         self._drop(group.source, Dropped(Drop.STALE, group.trained, len(group.source), why, group.dropped_traces))
         return True
 

@@ -21,6 +21,11 @@ class PolicyVersions:
     def seen(self, version: str, rollout_id: int) -> None:
         self._first.setdefault(version, rollout_id)
 
+    @property
+    def only(self) -> tuple[str, int] | None:
+        """The version that the engine has always had, and since which rollout; None once it has had two."""
+        return next(iter(self._first.items())) if len(self._first) == 1 else None
+
     def age(self, versions: Iterable[str], *, submitted: int, consuming: int) -> Age:
         """`versions`: of the group's trainable tokens; `submitted`: the rollout current at its submission."""
         found = [self._first.get(version) for version in versions]

@@ -39,6 +39,7 @@ def test_a_task_that_failed_drops_its_group_and_tells_why(status: TaskState):
     verdict = dropped(task(lost, status=status), 1)
     assert verdict.reason is Drop.FAILED
     assert "no user namespaces" in verdict.why
+    assert ("another run with the same --save?" in verdict.why) is (status is TaskState.CANCELLED)
 
 
 @pytest.mark.parametrize("indices", [(0, 0), (0, 5), (0, None)])

@@ -117,9 +117,12 @@ def test_groups_handed_back_come_first_and_survive_a_restart(tmp_path):
         first.add_samples([groups[0][:1]])
 
 
-def test_a_missing_state_starts_anew_and_nothing_is_written_where_nothing_is_saved(tmp_path):
+def test_a_missing_state_starts_anew_and_nothing_is_written_where_nothing_is_saved(tmp_path, caplog):
     fresh = source(tmp_path)
+    fresh.load(-1)
+    assert caplog.text == "", "a run that begins has none"
     fresh.load(41)
+    assert "polar_data_source_41.json: the prompts begin anew behind rollout 41" in caplog.text
     assert prompts_of(fresh.get_samples(1)) == ["p0"]
     source(tmp_path, save=None).save(0)
     assert not (tmp_path / "rollout").exists()

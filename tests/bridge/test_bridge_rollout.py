@@ -6,7 +6,9 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import numpy as np
@@ -146,6 +148,29 @@ def test_groups_too_old_are_dropped_whole(server: Server, gateway: Gateway, make
     assert min(group[0][0].group_index for group in step.nest) > 5
     assert step.metrics["polar/staleness/mean"] == 0.0
     assert step.metrics["polar/ledger/balanced"] == 1
+
+
+class OneVersion(BaseHTTPRequestHandler):
+    """An engine that never gets new weights."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"weight_version": "1"}')
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nobody reads it."""
+
+
+def test_an_engine_that_never_gets_new_weights_is_named(gateway: Gateway, make_trainer: Make):
+    with ThreadingHTTPServer(("127.0.0.1", 0), OneVersion) as engine:
+        threading.Thread(target=engine.serve_forever, daemon=True).start()
+        router = {"sglang_router_ip": "127.0.0.1", "sglang_router_port": engine.server_address[1]}
+        trainer = make_trainer(**router, polar_max_consecutive_drops=3)
+        trainer.rollout(0)
+        with pytest.raises(BridgeFault, match=r"3 × stale: .* told version 1 since rollout 0: does it get the new w"):
+            trainer.rollout(9)
+        engine.shutdown()
 
 
 def test_closing_cancels_what_is_in_flight(server: Server, gateway: Gateway, make_trainer: Make):

@@ -50,7 +50,8 @@ class ExecResult(msgspec.Struct, kw_only=True):
 
 
 class Runtime(Protocol):
-    """A sandbox. Paths are paths inside it. After `stop`, and after `sweep` of a dead owner, nothing of it is left."""
+    """A sandbox. Paths are paths inside it, relative ones from its working directory. After `stop`, and after `sweep`
+    of a dead owner, nothing of it is left."""
 
     session_dir: str
     """inside the sandbox; has logs/, logs/agent/ and artifacts/"""

@@ -80,7 +80,7 @@ def test_a_reward_file_is_the_commands_own(tmp_path, kind):
             assert (await evaluate(box, "command", command=write, reward_file=path)).outcome_reward == 0.25
             with pytest.raises(EvaluationFault, match=f"wrote nothing to reward_file {path}; .*exit code 0"):
                 await evaluate(box, "command", command="true", reward_file=path)
-            for cwd in (None, box.session_dir):
+            for cwd in (None, box.session_dir, "."):
                 written = await evaluate(box, "command", command="echo 3 > own", cwd=cwd, reward_file="own")
                 assert written.outcome_reward == 3.0, "relative to where the command runs"
             with pytest.raises(EvaluationFault, match=r"holds nan.*exit code 3: said"):

@@ -46,6 +46,7 @@ def test_a_relative_path_starts_at_the_working_directory(tmp_path, kind):
             assert await box.read("sub/written") == b"written"
             told = await box.run(ExecInput(command="cat written ../uploaded", cwd="sub"), timeout=60)
             assert told.output == "writtenuploaded"
+            assert (await sh(box, "cat sub/written")).output == "written"
             assert (await box.run(ExecInput(command="cat", stdin_path="uploaded"), timeout=60)).output == "uploaded"
 
     run(story())

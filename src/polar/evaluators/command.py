@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from typing import Any, ClassVar
 
 from polar.errors import EvaluationFault
@@ -26,19 +27,16 @@ class Command(BaseEvaluator):
     Config: ClassVar[type[Config]] = CommandConfig
 
     async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
-        path = await self._reward_file(context)
+        path = self._reward_file()
         if path is not None and context.runtime is not None:
             await _empty(context.runtime, path)
         result = await self.execute(context, self.config.command, self.config.cwd)
         reward = float(result.exit_code == 0) if path is None else await self._reward(context, path, result)
         return EvaluationResult(outcome_reward=reward, metadata={"exit_code": result.exit_code})
 
-    async def _reward_file(self, context: EvaluationContext) -> str | None:
+    def _reward_file(self) -> str | None:
         path: str | None = self.config.reward_file
-        if path is None or path.startswith("/"):
-            return path
-        folder = await self.execute(context, "pwd", self.config.cwd)
-        return f"{folder.output.rstrip()}/{path}"
+        return None if path is None else os.path.join(self.config.cwd or "", path)
 
     async def _reward(self, context: EvaluationContext, path: str, result: ExecResult) -> float:
         assert context.runtime is not None, "the command has run in it"

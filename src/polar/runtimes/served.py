@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -99,8 +100,9 @@ class Served:
         """`output` and `errors` are the last 1 MiB of each. A command that cannot start has exit code 126."""
         env = self.env | step.env
         check_sizes(step.command, env)
-        request: dict[str, Any] = {"command": step.command, "cwd": step.cwd or self.workdir, "env": env}
-        request |= {"stdin": step.stdin_path, "limits": self._rlimits()}
+        request: dict[str, Any] = {"command": step.command, "cwd": self._inside(step.cwd or ""), "env": env}
+        stdin = self._inside(step.stdin_path) if step.stdin_path else None
+        request |= {"stdin": stdin, "limits": self._rlimits()}
         with disk(), opened(log) as fds:
             number, answer = await self._live().send("run", *fds, **request)
         timed_out = await self._wait(number, answer, timeout)
@@ -145,15 +147,19 @@ class Served:
 
     async def upload(self, source: Path, target: str) -> None:
         with disk():
-            await files.upload(self._live(), source, target)
+            await files.upload(self._live(), source, self._inside(target))
 
     async def write(self, target: str, data: bytes) -> None:
         with disk():
-            await files.write(self._live(), target, data)
+            await files.write(self._live(), self._inside(target), data)
 
     async def read(self, path: str) -> bytes:
         """Raises FileNotFoundError, also for what is no regular file, and OSError above 64 MiB."""
-        return await files.read(self._live(), path)
+        return await files.read(self._live(), self._inside(path))
+
+    def _inside(self, path: str) -> str:
+        """A relative path starts at the working directory."""
+        return os.path.join(self.workdir, path) if path else self.workdir
 
     async def kill_processes(self) -> None:
         await self._live().ask("kill_all")

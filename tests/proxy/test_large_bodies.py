@@ -103,6 +103,12 @@ def test_a_text_that_no_context_can_hold_is_refused_before_its_tokens_are_counte
     assert len(peer.requests) == before
 
 
+def test_so_are_more_messages_than_it_has_tokens(house: RunningProxy) -> None:
+    messages = [user("")] * (CONTEXT + 1)
+    answer = post(house.open(), "openai_chat", asked(messages=messages))
+    assert f"at least {CONTEXT + 1} tokens" in told("openai_chat", answer, 400)
+
+
 def test_tools_are_text_too(house: RunningProxy) -> None:
     tools = [{"type": "function", "function": {"name": "f", "description": LONG}}]
     assert "at least" in told("openai_chat", post(house.open(), "openai_chat", asked(tools=tools)), 400)

@@ -41,12 +41,18 @@ def check_length(ask: Ask, size: int, rendering: Rendering | None, context: int 
     and gigabytes. `size`: bytes of the request, which bound its characters."""
     if rendering is None or context is None or size <= _DENSE * context:
         return
+    if len(ask.messages) > context:  # each has at least the token that begins it
+        raise _too_long(len(ask.messages), context)
     thoughts = [message.get("reasoning_content", "") for message in ask.messages]
     # One thought was sampled within the context; of all of them a template may write the last alone.
     written = [*_written(ask.messages), *_strings(ask.tools), max(thoughts, key=len)]
     for texts, most in ((written, context), (thoughts, _THOUGHTS * context)):
         if sum(map(len, texts)) > _DENSE * most and (least := rendering.least_tokens(texts, most)) > most:
-            raise Refusal("context", f"prompt is too long: at least {least} tokens > {context} maximum context length")
+            raise _too_long(least, context)
+
+
+def _too_long(least: int, context: int) -> Refusal:
+    return Refusal("context", f"prompt is too long: at least {least} tokens > {context} maximum context length")
 
 
 def _written(messages: list[Message]) -> Iterator[str]:

@@ -46,7 +46,11 @@ def _cause(session: ConvertedSession, rules: ConversionRules) -> str:
     unusable = [trace.reward for trace in traces if finite(trace.reward) is None]
     if unusable:
         return _of_reward(unusable[0])
-    return OVERLONG if session.dropped_traces[Unused.OVERLONG.value] else "no token of it is trainable"
+    overlong = session.dropped_traces[Unused.OVERLONG.value]
+    if overlong == len(traces):
+        return OVERLONG
+    other = f", but for {overlong} traces over polar_max_trajectory_tokens = {rules.max_tokens}" if overlong else ""
+    return f"no token of it is trainable{other}"
 
 
 def _of_reward(reward: object) -> str:

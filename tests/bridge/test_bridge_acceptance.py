@@ -96,6 +96,11 @@ def test_a_group_without_a_token_to_train_is_dropped(sessions):
             "every trace is longer than polar_max_trajectory_tokens = 9 ×1",
         ),
         (
+            (session(0, trace(mask=(0,))), session(1, trace(mask=(0,)), trace(prompt=9))),
+            "no token of it is trainable ×1; "
+            "no token of it is trainable, but for 1 traces over polar_max_trajectory_tokens = 9 ×1",
+        ),
+        (
             (session(0, error="died"), session(1)),
             "no trace: no call to the model was recorded ×2 (session session-0 ended as done: died)",
         ),

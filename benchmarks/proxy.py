@@ -254,14 +254,21 @@ def lite(program: Path, engine: str, folder: Path) -> Iterator[Measured]:
     port = 40_000 + os.getpid() % 10_000
     url = f"http://127.0.0.1:{port}"
     command = [str(program), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
-    with running(command, CORES[-1], url, LITELLM_LOCAL_MODEL_COST_MAP="True", LITELLM_LOG="ERROR") as process:
-        load(lambda http: _up(http, url))
-        yield process
+    environment = {
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "LITELLM_LOG": "ERROR",
+        "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+    }
+    with running(command, CORES[-1], url, **environment) as peer_proxy:
+        load(lambda http: _up(http, url, peer_proxy.process))
+        yield peer_proxy
 
 
-async def _up(http: aiohttp.ClientSession, url: str) -> None:
+async def _up(http: aiohttp.ClientSession, url: str, process: subprocess.Popen[str]) -> None:
     async with asyncio.timeout(180):
         while True:
+            if process.poll() is not None:
+                raise SystemExit(f"{process.args[3]} does not start: try it by hand")
             with contextlib.suppress(aiohttp.ClientError):
                 await Conversation(0, 100).turn(http, url)
                 return

@@ -55,7 +55,10 @@ def _mistakes(args: Any) -> list[str]:
 def _task_mistakes(args: Any) -> Iterator[str]:
     task, instruction = getattr(args, "polar_task_template", None), getattr(args, "polar_instruction_template", None)
     if isinstance(task, Mapping) and not task.get("evaluator"):
-        yield "polar_task_template: evaluator is missing, so no session would have a reward; e.g. {strategy: command}"
+        yield (
+            "polar_task_template: evaluator is missing, so no session would have a reward; e.g. "
+            "{strategy: command, config: {command: ./test.sh}}"
+        )
     if getattr(args, "apply_chat_template", False) and (not instruction or "{instruction}" in str(instruction)):
         yield (
             "apply_chat_template turns the prompt into the model's own markup, and the agent would be told that; leave "

@@ -115,8 +115,10 @@ def test_tools_are_text_too(house: RunningProxy) -> None:
 
 
 @pytest.mark.parametrize("dialect", COUNTS)
-def test_nor_are_they_for_somebody_who_asks_for_their_number(house: RunningProxy, dialect: str) -> None:
-    assert "at least" in told(dialect, house.open().post(asked(LONG), COUNTS[dialect]), 400)
+def test_what_is_only_counted_may_be_longer_up_to_a_million_tokens(house: RunningProxy, dialect: str) -> None:
+    assert house.open().post(asked(LONG), COUNTS[dialect]).status_code == 200
+    message = told(dialect, house.open().post(asked("hello" * 2_800_000), COUNTS[dialect]), 400)
+    assert "> 1048576 that are counted" in message
 
 
 def thinking(times: int, tokens: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ _DENSE = 8
 """characters a token that hardly any text reaches: what is shorter is not looked at"""
 _THOUGHTS = 16
 """contexts that the thoughts of a history may fill, where a template leaves them out"""
+_COUNTED = 1 << 20
 _NO_GRAMMARS = "this engine cannot be held to a form: leave the choice at auto, and ask in words"
 _NO_FORM = "tool calls as this model writes them cannot be held to a form: leave the choice at auto"
 
@@ -36,23 +37,30 @@ def in_words(messages: list[Message]) -> list[Message]:
     return made
 
 
-def check_length(ask: Ask, size: int, rendering: Rendering | None, context: int | None) -> None:
+def check_count(ask: Ask, size: int, rendering: Rendering, context: int | None) -> None:
+    """As `check_length`, for a prompt whose tokens are only counted: it may be longer than the context."""
+    check_length(ask, size, rendering, max(context or 0, _COUNTED), "that are counted")
+
+
+def check_length(
+    ask: Ask, size: int, rendering: Rendering | None, context: int | None, bound: str = "maximum context length"
+) -> None:
     """Refuses a text that is much longer than the context before all of it becomes tokens, which would take a minute
     and gigabytes. `size`: bytes of the request, which bound its characters."""
     if rendering is None or context is None or size <= _DENSE * context:
         return
     if len(ask.messages) > context:  # each has at least the token that begins it
-        raise _too_long(len(ask.messages), context)
+        raise _too_long(len(ask.messages), context, bound)
     thoughts = [message.get("reasoning_content", "") for message in ask.messages]
     # One thought was sampled within the context; of all of them a template may write the last alone.
     written = [*_written(ask.messages), *_strings(ask.tools), max(thoughts, key=len)]
     for texts, most in ((written, context), (thoughts, _THOUGHTS * context)):
         if sum(map(len, texts)) > _DENSE * most and (least := rendering.least_tokens(texts, most)) > most:
-            raise _too_long(least, context)
+            raise _too_long(least, context, bound)
 
 
-def _too_long(least: int, context: int) -> Refusal:
-    return Refusal("context", f"prompt is too long: at least {least} tokens > {context} maximum context length")
+def _too_long(least: int, context: int, bound: str) -> Refusal:
+    return Refusal("context", f"prompt is too long: at least {least} tokens > {context} {bound}")
 
 
 def _written(messages: list[Message]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from polar.errors import PolarError
 from polar.proxy.call import HEAVY_BYTES, Call, aside, planned
 from polar.proxy.canonical import Ask, Dialect, Refusal, number_too_large, whole_characters
 from polar.proxy.dialects import Route, route_of
-from polar.proxy.forms import check_length, in_words
+from polar.proxy.forms import check_count, in_words
 from polar.proxy.session import Session
 from polar.proxy.transport import BODY_BYTES, FINAL, is_packed, read_body, unpacked
 from polar.sessionlog import Body
@@ -159,7 +159,7 @@ def _document(raw: bytes) -> Any:
 async def _count(session: Session, ask: Ask, size: int) -> int:
     if session.rendering is None:
         raise Refusal("unsupported", "this engine renders its prompts itself: tokens cannot be counted before")
-    await aside(size > HEAVY_BYTES, check_length, ask, size, session.rendering, session.context_length)
+    await aside(size > HEAVY_BYTES, check_count, ask, size, session.rendering, session.context_length)
     conversation = session.conversation
     try:
         place = await asyncio.to_thread(conversation.place, ask.messages, ask.tools)

@@ -13,7 +13,7 @@ demo: $(VENV)/demo.stamp $(if $(findstring mini_swe_agent,$(ARGS)),$(VENV)/mini.
 	$(BIN)/polar demo $(ARGS)
 
 test: $(VENV)/dev.stamp $(VENV)/miles.stamp lint
-	$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m slow $(ARGS)

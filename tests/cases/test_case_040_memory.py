@@ -45,6 +45,7 @@ def talk(session: OpenSession, engine: ScriptedEngine, messages: list[dict[str, 
     return session.log.calls[-1].length
 
 
+@pytest.mark.slow
 def test_bytes_a_token_do_not_grow_with_the_turns(
     tmp_path: Path, engine: ScriptedEngine, rendering: Rendering, traced: None
 ) -> None:

@@ -205,6 +205,7 @@ def test_what_a_helper_model_sampled_can_be_trained_after_all(tasks: Chain):
         assert json.loads(done.stdout)["totals"]["after"]["trainable"] == trainable
 
 
+@pytest.mark.slow
 def test_another_attempt_is_built_and_not_to_be_trained(tasks: Chain, engine: ScriptedEngine, tmp_path):
     engine.script({"text": "first"}, *[{"fault": "500"}] * 6)
     (result,) = tasks.run("twice", seconds=120, **PASSES, **scripted(*FORKING))

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from chain import Chain, polar_serve, until
 from halves import ENVIRONMENT, polar_gateway, polar_server, topology
 from peers.engine import ScriptedEngine, scripted_engine
@@ -82,6 +84,7 @@ def test_pause_of_one_who_is_gone_ends_by_itself_and_counts_against_no_budget(
     assert not chain.http.get("/rollout/inference/status").json()["paused"]
 
 
+@pytest.mark.slow
 def test_while_inference_is_paused_the_engine_is_not_even_probed(tmp_path: Path) -> None:
     """Its memory may be the trainer's. A gateway that has lost its engine asks for it every second, but not then."""
     tokenizer = make_tokenizer(tmp_path)

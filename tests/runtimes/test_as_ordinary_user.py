@@ -33,6 +33,7 @@ def interpreter(path: str) -> str | None:
     return next((each for each in candidates if as_nobody(each, "-c", IMPORTS, PYTHONPATH=path).returncode == 0), None)
 
 
+@pytest.mark.slow
 def test_the_same_tests_pass_without_root():
     if os.getuid() != 0:
         pytest.skip("these tests run without root already")

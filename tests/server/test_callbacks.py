@@ -47,6 +47,7 @@ def test_last_result_sends_the_callback(server: Server) -> None:
     assert document == {key: task[key] for key in ("task_id", "status", "results", "result_paths")}
 
 
+@pytest.mark.slow
 def test_every_way_not_to_acknowledge_is_followed_by_another_try(make_server: Callable[..., Server]) -> None:
     scripts: dict[str, list[int | str]] = {
         "refuses five times": [500] * 5,

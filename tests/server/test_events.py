@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
+import pytest
 from tests.server.conftest import Server, eventually
 
 from polar.server.events import BACKLOG
@@ -61,6 +62,7 @@ def test_a_tasks_life_is_told_in_order(server: Server) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_silence_is_broken_by_pings(server: Server) -> None:
     with server.http.stream("GET", "/events", timeout=40) as stream:
         began = time.monotonic()

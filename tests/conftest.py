@@ -15,18 +15,16 @@ settings.register_profile(
 settings.load_profile("polar")
 
 LONGEST = (
-    "test_demo.py",
+    "test_on_miles.py",
     "test_api_fuzz.py",
     "test_kill_seeds.py",
     "test_laws.py",
-    "test_as_ordinary_user.py",
     "test_case_041_nothing_is_left.py",
     "test_serve.py",
     "test_disk_full.py",
     "test_chain.py",
     "test_retention.py",
     "test_case_056_one_that_never_ends.py",
-    "test_case_040_memory.py",
 )
 
 

@@ -19,6 +19,7 @@ def demo(run_dir: Path, *options: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_two_steps_prove_what_they_say(tmp_path: Path) -> None:
     told = demo(tmp_path / "run", "--steps", "2", "--samples", "4")
     assert told["steps"] == 2

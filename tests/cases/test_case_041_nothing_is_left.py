@@ -67,7 +67,7 @@ def test_a_killed_gateway_with_fifty_sandboxes_leaves_nothing_to_its_next_life(
         until(lambda: len(list((data / "outbox").glob("*.result"))) == LIVE)
 
 
-STANDING = [0, pytest.param(3, marks=pytest.mark.slow), 12]
+STANDING = [0, *(pytest.param(count, marks=pytest.mark.slow) for count in (3, 12))]
 """sandboxes that are up already"""
 
 

@@ -207,6 +207,7 @@ def test_harness_that_ends_well_after_an_engine_fault_is_no_success(chain: Chain
     assert result["metadata"]["exit_code"] == 0
 
 
+@pytest.mark.slow
 def test_engine_fault_is_retried_and_named(chain: Chain, engine: ScriptedEngine) -> None:
     """The probe lifts the doubt in between; the second attempt meets a sound engine."""
     engine.script(*[{"fault": "500"}] * 6)

@@ -93,7 +93,7 @@ def test_the_end_leaves_no_process_mount_folder_or_descriptor(tmp_path):
                     with pytest.raises(FileNotFoundError):
                         await box.read("/not/there")
                     listener.sock.close()
-            assert descriptors() == before
+            assert descriptors() <= before, "what earlier tests left may go meanwhile"
             assert below(os.getpid()) == processes
             assert Path("/proc/self/mountinfo").read_text().count("\n") == mounts
 

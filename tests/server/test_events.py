@@ -88,6 +88,7 @@ def one_who_never_reads(server: Server) -> Iterator[socket.socket]:
         yield idle
 
 
+@pytest.mark.slow
 def test_who_does_not_keep_up_is_let_go_and_delays_nobody(make_server: Callable[..., Server]) -> None:
     """More than what an onlooker may be behind, and than what connections hold (some megabytes)."""
     server = make_server()

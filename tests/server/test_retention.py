@@ -90,6 +90,7 @@ def test_retired_task_answers_as_one_that_never_was(make_server: MakeServer) -> 
     assert server.task("again")["total_sessions"] == 3
 
 
+@pytest.mark.slow
 def test_owed_callback_keeps_its_task(make_server: MakeServer) -> None:
     """Its receiver is down, and the trainer names another again and again: each is owed anew."""
     server = make_server(retain_days=SECOND, delivery_seconds=6.0)

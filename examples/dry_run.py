@@ -9,8 +9,7 @@ Exit code 2, with what to do, where a run would be refused.
 from __future__ import annotations
 
 import sys
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
@@ -28,6 +27,7 @@ try:
     from polar.runtimes import load_runtime
     from slime_bridge.config import PolarSlimeConfig, checked_request, task_payload
     from slime_bridge.preflight import check_args, checked_config
+    from slime_bridge.prompt_rows import check_prompts
     from slime_bridge.slime_types import Sample, read_file
 except ModuleNotFoundError as missing:
     checkout = Path(__file__).resolve().parents[1]
@@ -101,11 +101,12 @@ def _settings(path: Any) -> dict[str, Any]:
 
 def first_task(args: Any, config: PolarSlimeConfig) -> tuple[TaskRequest, list[str]]:
     """The first prompt's task, its plug-ins made once, and the fields of it that no one reads. Raises PolarError."""
-    rows = _rows(args)
-    row = next(rows, None)
+    if args.prompt_data is None:
+        raise TaskFault("--prompt-data is missing: the file of prompts")
+    check_prompts(args)
+    row = next(iter(read_file(args.prompt_data)), None)
     if row is None:
         raise TaskFault(f"{args.prompt_data} has no prompts")
-    deque(rows, 0)  # looks at each
     sample = Sample(
         group_index=0,
         prompt=row[args.input_key],
@@ -120,24 +121,6 @@ def first_task(args: Any, config: PolarSlimeConfig) -> tuple[TaskRequest, list[s
     if request.evaluator is not None:
         load_evaluator(request.evaluator)
     return request, ignored_fields(payload)
-
-
-def _rows(args: Any) -> Iterator[dict[str, Any]]:
-    """The prompt data. Raises TaskFault naming the row and column that a run would stumble at."""
-    if args.prompt_data is None:
-        raise TaskFault("--prompt-data is missing: the file of prompts")
-    for number, row in enumerate(read_file(args.prompt_data), 1):
-        where = f"{args.prompt_data}, row {number}"
-        if not isinstance(row, dict):
-            raise TaskFault(f"{where}: no mapping of columns but a {type(row).__name__}")
-        for flag, column in (("--input-key", args.input_key), ("--label-key", args.label_key)):
-            if column and column not in row:
-                raise TaskFault(f"{where}: no {column!r} ({flag}): it has {', '.join(sorted(row)) or 'nothing'}")
-        if not isinstance(row[args.input_key], Iterable):
-            raise TaskFault(f"{where}: {args.input_key!r} (--input-key) is neither text nor a list of messages")
-        if not isinstance(row.get(args.metadata_key) or {}, dict):
-            raise TaskFault(f"{where}: {args.metadata_key!r} (--metadata-key) is no mapping")
-        yield row
 
 
 def missing_files(task: TaskRequest) -> Iterator[str]:

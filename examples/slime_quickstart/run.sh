@@ -75,8 +75,7 @@ ENGINE_ARGS=(
     --sglang-router-port "$ROUTER_PORT"
 )
 case $NUM_GPUS in
-    # The engine keeps its memory while the other trains: the gateway asks now and then whether it is well, and one
-    # whose memory is gone cannot answer.
+    # The engine keeps its memory while the other trains: a model of this size leaves room for both.
     1) LOOP=train.py ENGINE_ARGS+=(--colocate --no-offload-rollout --sglang-mem-fraction-static 0.3) ;;
     2) LOOP=train_async.py ENGINE_ARGS+=(--sglang-mem-fraction-static 0.8) ;;
     *) die "NUM_GPUS is $NUM_GPUS: this example is for 1 or 2" ;;

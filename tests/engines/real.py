@@ -206,15 +206,35 @@ def gaps(
     return told
 
 
-def gone(session: OpenSession, holds: Callable[[], bool]) -> None:
-    """A client that hangs up on its stream behind the first bytes, when this holds."""
+def check_gone(session: OpenSession, running: Callable[[], int]) -> None:
+    """A client that hangs up on its stream behind the first bytes leaves no call `running` at the engine."""
     asked = {"model": "policy", "messages": [user("write a lot")], "stream": True, "max_tokens": 1500}
     headers = {"Authorization": f"Bearer {session.key}"}
     with httpx.stream(
         "POST", session.url + "/v1/chat/completions", json=asked, headers=headers, trust_env=False
     ) as answer:
         next(answer.iter_bytes())
-        until(holds, 30)
+        until(lambda: running() == 1, 30)
+    until(lambda: running() == 0, 30)
+    _, log = session.end()
+    assert 0 < len(log.calls[0].ids) < 1500
+    assert session.build().tokens.excluded == {"aborted": len(log.calls[0].ids)}
+
+
+def check_stops(session: OpenSession, running: Callable[[], int]) -> None:
+    """Stop texts, whole and streamed; a length; a prompt that does not fit."""
+    letters = ["e", "a", "o", "t"]
+    for say in (type(session).turn, streamed):
+        answer = say(session, [user("talk")], stop=letters, max_tokens=900)
+        assert not any(letter in answer["content"] for letter in letters)
+        finished = session.log.calls[-1].finished
+        assert finished.finish_reason == "stop"
+        assert finished.matched in letters
+    streamed(session, [user("talk")], max_tokens=3)
+    assert (session.log.calls[-1].finished.finish_reason, len(session.log.calls[-1].ids)) == ("length", 3)
+    refused = session.post({"model": "policy", "messages": [user("too much " * 400)]})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert running() == 0
 
 
 def doctor(url: str, kind: str) -> dict[str, tuple[bool | None, str]]:

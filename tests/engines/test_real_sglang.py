@@ -13,11 +13,12 @@ from engines.real import (
     SCHEMA,
     RealEngine,
     check_forms,
+    check_gone,
+    check_stops,
     converse,
     doctor,
     gap,
     gaps,
-    gone,
     program,
     recomputed,
     router,
@@ -129,29 +130,14 @@ def test_an_aborted_call_is_continued(engine: RealEngine, proxy: RunningProxy) -
 
 
 def test_a_client_that_has_gone_leaves_nothing_running(engine: RealEngine, proxy: RunningProxy) -> None:
-    session = proxy.open(sampling=FORCED)
-    gone(session, lambda: running(engine) == 1)
-    until(lambda: running(engine) == 0, 30)
-    _, log = session.end()
-    assert 0 < len(log.calls[0].ids) < 1500
-    assert session.build().tokens.excluded == {"aborted": len(log.calls[0].ids)}
+    check_gone(proxy.open(sampling=FORCED), lambda: running(engine))
 
 
 def test_stops_lengths_and_prompts_that_do_not_fit(engine: RealEngine, proxy: RunningProxy) -> None:
     session = proxy.open(sampling=FORCED)
-    letters = ["e", "a", "o", "t"]
-    for say in (type(session).turn, streamed):
-        answer = say(session, [user("talk")], stop=letters, max_tokens=900)
-        assert not any(letter in answer["content"] for letter in letters)
-        finished = session.log.calls[-1].finished
-        assert finished.finish_reason == "stop"
-        assert finished.matched in letters
-        assert finished.matched in finished.text[-11:]
-    streamed(session, [user("talk")], max_tokens=3)
-    assert (session.log.calls[-1].finished.finish_reason, len(session.log.calls[-1].ids)) == ("length", 3)
-    refused = session.post({"model": "policy", "messages": [user("too much " * 400)]})
-    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
-    assert running(engine) == 0
+    check_stops(session, lambda: running(engine))
+    for stopped in (call.finished for call in session.log.calls[:2]):
+        assert stopped.matched in stopped.text[-11:]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -194,10 +180,7 @@ def test_behind_the_stock_router(engine: RealEngine, proxy: RunningProxy, tmp_pa
         assert [call.prompt.source for call in log.calls] == ["rendered"] + ["continued"] * 3
         assert {span[2] for call in log.calls for span in call.spans} == {"3"}
         assert gap(log.calls, engine.recomputed("float32", 0.7, sequences(log, log.calls)))[0] < 1e-3
-        session = behind.open(sampling=FORCED)
-        gone(session, lambda: running(engine) == 1)
-        until(lambda: running(engine) == 0, 30)
-        session.end()
+        check_gone(behind.open(sampling=FORCED), lambda: running(engine))
 
 
 def test_disjoint_streams_and_raw_logprobs_are_found_out(tiny: list[Path], tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from engines.real import (
     SCHEMA,
     RealEngine,
     check_forms,
+    check_gone,
+    check_stops,
     converse,
     doctor,
     gap,
     gaps,
-    gone,
     program,
     recomputed,
     sequences,
@@ -25,7 +26,7 @@ from engines.real import (
     vllm,
 )
 from polar.records import LogprobMode
-from running_proxy import RunningProxy, running_proxy, until, user
+from running_proxy import OpenSession, RunningProxy, running_proxy, until, user
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 LONG = {"max_tokens": 600}
@@ -64,6 +65,16 @@ def load(engine: RealEngine, model: Path, version: str) -> None:
 def running(engine: RealEngine) -> int:
     lines = engine.http.get("/metrics").text.splitlines()
     return int(sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running{")))
+
+
+def aborted(engine: RealEngine, session: OpenSession) -> None:
+    """A long turn that the engine drops in the middle, and that is over when this returns."""
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(session.turn, [user("write a lot")], **LONG)
+        until(lambda: running(engine) == 1, 60)
+        engine.post("/pause?mode=abort")
+        engine.post("/resume")
+        waiting.result()
 
 
 def test_doctor_finds_what_is_there(engine: RealEngine, proxy: RunningProxy) -> None:
@@ -130,28 +141,12 @@ def test_new_weights_in_the_middle_of_a_call_are_two_spans(
 
 
 def test_a_client_that_has_gone_leaves_nothing_running(engine: RealEngine, proxy: RunningProxy) -> None:
-    session = proxy.open(sampling=FORCED)
-    gone(session, lambda: running(engine) == 1)
-    until(lambda: running(engine) == 0, 30)
-    _, log = session.end()
-    assert 0 < len(log.calls[0].ids) < 1500
-    assert session.build().tokens.excluded == {"aborted": len(log.calls[0].ids)}
+    check_gone(proxy.open(sampling=FORCED), lambda: running(engine))
 
 
 def test_stops_lengths_and_prompts_that_do_not_fit(engine: RealEngine, proxy: RunningProxy) -> None:
     session = proxy.open(sampling=FORCED)
-    letters = ["e", "a", "o", "t"]
-    for say in (type(session).turn, streamed):
-        answer = say(session, [user("talk")], stop=letters, max_tokens=900)
-        assert not any(letter in answer["content"] for letter in letters)
-        finished = session.log.calls[-1].finished
-        assert finished.finish_reason == "stop"
-        assert finished.matched in letters
-    streamed(session, [user("talk")], max_tokens=3)
-    assert (session.log.calls[-1].finished.finish_reason, len(session.log.calls[-1].ids)) == ("length", 3)
-    refused = session.post({"model": "policy", "messages": [user("too much " * 400)]})
-    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
-    assert running(engine) == 0
+    check_stops(session, lambda: running(engine))
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -195,12 +190,7 @@ def test_chat_gives_the_same_ids_and_tells_its_drift(
 
 def test_an_aborted_chat_of_which_nothing_was_relayed_is_asked_again(engine: RealEngine, chat: RunningProxy) -> None:
     session = chat.open(sampling=FORCED)
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(session.turn, [user("write a lot")], **LONG)
-        until(lambda: running(engine) == 1, 60)
-        engine.post("/pause?mode=abort")
-        engine.post("/resume")
-        waiting.result()
+    aborted(engine, session)
     record, log = session.end()
     assert record.fault is None
     assert [call.finished.finish_reason for call in log.calls] == ["abort", "length"]
@@ -243,11 +233,6 @@ def test_without_its_token_endpoint_completions_of_ids_are_used(tiny: list[Path]
         assert session.build().calls.missing_logprobs == 2
         check_forms(proxy.open(), stream=True)
         session = proxy.open(sampling=FORCED)
-        with ThreadPoolExecutor() as pool:
-            waiting = pool.submit(session.turn, [user("write a lot")], **LONG)
-            until(lambda: running(engine) == 1, 60)
-            engine.post("/pause?mode=abort")
-            engine.post("/resume")
-            waiting.result()
+        aborted(engine, session)
         _, log = session.end()
         assert (len(log.calls), len(log.calls[0].ids)) == (1, LONG["max_tokens"])

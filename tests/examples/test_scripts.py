@@ -116,17 +116,17 @@ GOOD = json.dumps(ROWS["slime_quickstart"]) + "\n"
     [
         (
             f'{GOOD}{{"question": "?", "label": "1"}}',
-            "rows.jsonl, row 2: no 'prompt' (--input-key): it has label, question",
+            "rows.jsonl, row 2: no 'prompt' (it has question, label); --input-key says which key holds the prompt",
         ),
-        ('{"prompt": "?"}', "rows.jsonl, row 1: no 'label' (--label-key): it has prompt"),
-        (f"{GOOD}[1]", "rows.jsonl, row 2: no mapping of columns but a list"),
+        ('{"prompt": "?"}', "rows.jsonl, row 1: no 'label' (it has prompt); --label-key says"),
+        (f"{GOOD}[1]", "rows.jsonl, row 2: [1] is no mapping of keys"),
         (
             '{"prompt": 7, "label": ""}',
-            "rows.jsonl, row 1: 'prompt' (--input-key) is neither text nor a list of messages",
+            "rows.jsonl, row 1: the prompt 'prompt' is 7",
         ),
         (
-            '{"prompt": "", "label": "", "metadata": "x"}',
-            "rows.jsonl, row 1: 'metadata' (--metadata-key) is no mapping",
+            '{"prompt": "?", "label": "", "metadata": "x"}',
+            "rows.jsonl, row 1: its 'metadata' is 'x', no mapping; --metadata-key says",
         ),
         (f"{GOOD}{{", "rows.jsonl, line 2: not JSON"),
         ("\n", "rows.jsonl has no prompts"),

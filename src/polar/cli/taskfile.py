@@ -13,6 +13,7 @@ import msgspec
 import yaml
 from pydantic import ValidationError
 
+from polar.config import wrong_fields
 from polar.errors import ConfigError
 from polar.requests import TaskRequest, ignored_fields
 
@@ -155,16 +156,12 @@ def _yaml_lines(node: yaml.Node | None) -> Iterator[int]:
 def _mistakes(entry: Entry, error: ValidationError) -> list[Mistake]:
     if not isinstance(entry.raw, dict):
         return [Mistake(entry.where, "", f"a task is a mapping of fields, not {type(entry.raw).__name__}")]
-    named = [(".".join(map(str, item["loc"])), _plain(item["msg"])) for item in error.errors()]
+    named = [(".".join(map(str, path)), problem) for path, problem in wrong_fields(error).mistakes]
     typos = {near: field for field in ignored_fields(entry.raw) if (near := _near(field))}
     return [
         Mistake(entry.where, field, f"{problem} (is {typos[field]!r} meant to be it?)" if field in typos else problem)
         for field, problem in named
     ]
-
-
-def _plain(message: str) -> str:
-    return message.removeprefix("Value error, ").replace("Field required", "is missing")
 
 
 def _near(field: str) -> str | None:

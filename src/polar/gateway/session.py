@@ -110,7 +110,7 @@ class Session:
             self._running.cancel()
 
     async def run(self) -> NodeResult:
-        self._taken_at = time.monotonic()
+        taken_at = time.monotonic()
         self.outcome.timing.register_to_init_queue_ms = milliseconds(self.lease.queued_seconds)
         self._running = asyncio.create_task(self._stages())
         if self.outcome.unwanted:
@@ -129,7 +129,7 @@ class Session:
             self.outcome.fault = ServerFault(f"{type(bug).__name__}: {bug}", name="bug")
         finally:
             await self._clear()
-        seconds = self.lease.queued_seconds + time.monotonic() - self._taken_at
+        seconds = self.lease.queued_seconds + time.monotonic() - taken_at
         self.outcome.timing.e2e_ms = milliseconds(seconds)
         if self.outcome.lost:
             self.outcome.fault = ServerFault("the lease was lost: another attempt has the session", name="lease_lost")

@@ -6,13 +6,17 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 ARGS ?=
+# Compiled modules are kept, whatever the shell says: tests start hundreds of processes.
+export PYTHONDONTWRITEBYTECODE :=
+# The two downloads go side by side.
+MAKEFLAGS += -j2
 
 .PHONY: demo test test-slow lint clean
 
 demo: $(VENV)/demo.stamp $(if $(findstring mini_swe_agent,$(ARGS)),$(VENV)/mini.stamp)
 	$(BIN)/polar demo $(ARGS)
 
-test: $(VENV)/dev.stamp $(VENV)/miles.stamp lint
+test: $(VENV)/dev.stamp $(VENV)/miles.stamp
 	$(BIN)/python -m pytest -m "not slow" -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(VENV)/dev.stamp

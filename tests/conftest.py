@@ -15,6 +15,7 @@ settings.register_profile(
 settings.load_profile("polar")
 
 LONGEST = (
+    "test_linters.py",
     "test_on_miles.py",
     "test_api_fuzz.py",
     "test_kill_seeds.py",

@@ -50,7 +50,7 @@ def with_a_finished_task(server: Server) -> Server:
 
 def test_every_route_keeps_to_the_description(make_server: Callable[..., Server]) -> None:
     server = with_a_finished_task(make_server())
-    fuzz(server, "--phases", "coverage,fuzzing,stateful", "--max-examples", "3")
+    fuzz(server, "--phases", "fuzzing,stateful", "--max-examples", "3")
     goes_on(server)
 
 

@@ -53,6 +53,10 @@ RunWorkers = Annotated[int | None, typer.Option("--run-workers", help="Harnesses
 PostrunWorkers = Annotated[int | None, typer.Option("--postrun-workers", help="Sessions graded at once. [4]")]
 
 
+_HEARTBEAT_SECONDS = 1.0
+"""a fleet's is longer: here there is one gateway, and someone may be watching"""
+
+
 def serve(
     engine_url: EngineUrl = None,
     engine: EngineKind = None,
@@ -110,7 +114,8 @@ def serve(
             "rendering": rendering,
         },
     )
-    beat = known.gateway.heartbeat_interval_seconds
+    told = "heartbeat_interval_seconds" in known.gateway.model_fields_set
+    beat = known.gateway.heartbeat_interval_seconds if told else _HEARTBEAT_SECONDS
     announce = partial(_announce, json, folder, node)
     with lock.held(folder / "gateway"):
         check_port(settings.host, settings.port, "rollout.port (--port)")

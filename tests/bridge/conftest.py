@@ -20,7 +20,7 @@ from tests.peers.trainer import Trainer
 from tests.server.conftest import TOKEN, Server, eventually
 
 from polar.nodeapi import Cancel, Held, Lease, NodeResult
-from polar.records import SessionStatus, Termination
+from polar.records import SessionStatus, TaskState, Termination
 from slime_bridge import rollout
 from slime_bridge.preflight_server import PROBE
 
@@ -150,8 +150,15 @@ def server(house: tuple[Server, Gateway], monkeypatch: pytest.MonkeyPatch) -> Se
     return house[0]
 
 
+def running(server: Server) -> list[str]:
+    tasks = server.http.get("/tasks", params={"limit": 1000}).json()["tasks"]
+    return [task["task_id"] for task in tasks if not TaskState(task["status"]).terminal]
+
+
 @pytest.fixture
 def gateway(house: tuple[Server, Gateway]) -> Gateway:
+    """Nothing of an earlier test's comes to it any more."""
+    eventually(lambda: running(house[0]) == [])
     house[1].script, house[1].leases = done, []
     return house[1]
 

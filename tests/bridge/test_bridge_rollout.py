@@ -13,14 +13,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import numpy as np
 import pytest
-from tests.bridge.conftest import Gateway
+from tests.bridge.conftest import Gateway, running
 from tests.peers.node import Node, done, fault
 from tests.peers.relay import Relay
 from tests.peers.trainer import Trainer
 from tests.server.conftest import Server, eventually
 
 from polar.nodeapi import Lease
-from polar.records import Drop, TaskState
+from polar.records import Drop
 from slime_bridge import rollout
 from slime_bridge.groups import BridgeFault
 from slime_bridge.reward import reward_func
@@ -43,11 +43,6 @@ def untrainable(lease: Lease, node: Node):
     result = done(lease, node)
     result.traces[0].loss_mask = np.zeros(3, np.uint8)
     return result
-
-
-def running(server: Server) -> list[str]:
-    tasks = server.http.get("/tasks", params={"limit": 1000}).json()["tasks"]
-    return [task["task_id"] for task in tasks if not TaskState(task["status"]).terminal]
 
 
 def test_a_rollout_is_exactly_a_batch_three_lists_deep(gateway: Gateway, make_trainer: Make):

@@ -13,9 +13,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.bridge.conftest import Gateway
+from tests.bridge.conftest import Gateway, running
 from tests.bridge.making import arguments
-from tests.bridge.test_bridge_rollout import running
 from tests.peers.node import Node, done
 from tests.peers.relay import Relay
 from tests.peers.trainer import Trainer

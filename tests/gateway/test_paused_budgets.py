@@ -21,7 +21,7 @@ STAGES: dict[str, tuple[dict[str, Any], str]] = {
         scripted(("call", "hello"), DONE, prepare=[{"type": "exec", "command": NAP}]) | {"budgets": {"init": BUDGET}},
         "INITIALIZING",
     ),
-    "agent": (scripted(("call", "hello"), ("sleep", WORK), DONE) | {"budgets": {"agent": BUDGET}}, "RUNNING"),
+    "agent": (scripted(("sleep", WORK), ("call", "hello"), DONE) | {"budgets": {"agent": BUDGET}}, "RUNNING"),
     "evaluate": (
         scripted(("call", "hello"), DONE)
         | {"budgets": {"evaluate": BUDGET}, "evaluator": {"strategy": "command", "config": {"command": NAP}}},
@@ -49,6 +49,5 @@ def test_a_pause_counts_against_nothing(chain: Chain, name: str) -> None:
 
 
 def test_without_a_pause_the_same_work_is_too_long(chain: Chain) -> None:
-    fields, _ = STAGES["agent"]
-    (result,) = chain.run("not-paused", **fields)
+    (result,) = chain.run("not-paused", **scripted(("call", "hello"), ("sleep", WORK)), budgets={"agent": BUDGET})
     assert result["metadata"]["termination"] == "agent_timeout"

@@ -17,6 +17,7 @@ from kill_run import KillRun
 from peers import killer
 from peers.engine import ScriptedEngine, scripted_engine
 from peers.tokenizer import make_tokenizer
+from polar.errors import PolarError
 
 AT_ONCE = 4
 
@@ -42,8 +43,8 @@ def killed(seeds: Iterable[int], folder: Path, engine: ScriptedEngine, tokenizer
         own.mkdir()
         try:
             met.update(KillRun(seed, own, engine.url, tokenizer).run())
-        except AssertionError as failure:
-            failures.append(str(failure))
+        except (AssertionError, PolarError, OSError) as failure:
+            failures.append(f"seed {seed}: {failure!r}")
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(run, seeds))

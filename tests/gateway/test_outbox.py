@@ -252,3 +252,14 @@ def test_a_log_torn_in_its_last_record_is_kept_as_it_is(server: Server, outbox: 
     assert deliver(outbox, server.url) == [True]
     stored = parse(unpack(log_of(server, lease)))
     assert (stored.torn, stored.sealed) == (True, None)
+
+
+def test_an_attempt_that_died_before_its_first_record_has_no_log(server: Server, outbox: Outbox) -> None:
+    node, lease = leased(server, "too-early", max_attempts=1)
+    outbox.log_path(lease.session_id, 1).touch()
+    outbox.rescue(node.node_id, 2)
+    assert deliver(outbox, server.url) == [True]
+    path = f"/tasks/{lease.task['task_id']}/sessions/{lease.session_id}/log"
+    assert server.http.get(path).status_code == 404
+    assert fault_of(server, lease)[0] == "gateway_lost"
+    assert list(outbox.folder.iterdir()) == []

@@ -143,7 +143,7 @@ class Outbox:
         return None
 
     def _report_lost(self, path: Path, node_id: str, epoch: int, problem: str | None) -> None:
-        """With the log, plain or packed, where one can be read."""
+        """With the log, plain or packed, where there is one."""
         session_id, _, attempt = path.stem.rpartition(".")
         if not attempt.isdecimal():
             log.warning("a file that is no attempt's", file=str(path))
@@ -151,9 +151,12 @@ class Outbox:
         result = _lost(unquote(session_id), int(attempt), node_id, epoch, problem)
         plain, packed = path.with_suffix(_PLAIN), path.with_suffix(_PACKED)
         try:
-            if packed.exists() and not plain.exists():
-                result.log_sha256 = _sha256(packed)
-            result.sampled_tokens = _sampled(plain if plain.exists() else packed)
+            if plain.exists() and not plain.stat().st_size:
+                plain.unlink()  # the attempt died between making the file and its first record
+            if plain.exists():
+                result.sampled_tokens = _sampled(plain)
+            elif packed.exists():
+                result.log_sha256, result.sampled_tokens = _sha256(packed), _sampled(packed)
             self.put(result)
         except (PolarError, OSError) as error:  # the next start tries again; the server takes it as lost anyhow
             log.error("cannot report a lost attempt", file=str(path), why=str(error))

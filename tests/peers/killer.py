@@ -94,8 +94,12 @@ def _deleting(suffix: str) -> Callable[[Passing], None]:
 
 
 def _record(kind: str, when: str) -> Callable[[Passing], None]:
-    """Around the writing of a record of this kind into a session log."""
-    return _around("polar.sessionlog.writer:LogWriter.append", when, lambda _, args: type(args[1]).__name__ == kind)
+    """Around the writing of a record of this kind, alone or with others, into a session log."""
+
+    def holds(_: Any, arguments: tuple[Any, ...]) -> bool:
+        return kind in {type(record).__name__ for record in arguments[1:]}
+
+    return _around("polar.sessionlog.writer:LogWriter.append", when, holds)
 
 
 def _while_it_waits(target: str) -> Callable[[Passing], None]:

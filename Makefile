@@ -8,8 +8,6 @@ TORCH_INDEX ?=
 ARGS ?=
 # Compiled modules are kept, whatever the shell says: tests start hundreds of processes.
 export PYTHONDONTWRITEBYTECODE :=
-# The two downloads go side by side.
-MAKEFLAGS += -j2
 
 .PHONY: demo test test-slow lint clean
 
@@ -23,9 +21,7 @@ test-slow: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 lint: $(VENV)/dev.stamp
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/mypy
-	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m pytest tests/test_linters.py
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info

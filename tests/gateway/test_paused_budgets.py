@@ -48,6 +48,6 @@ def test_a_pause_counts_against_nothing(chain: Chain, name: str) -> None:
     assert result["timing"][field] > 1000 * BUDGET
 
 
-def test_without_a_pause_the_same_work_is_too_long(chain: Chain) -> None:
+def test_without_a_pause_as_much_work_is_too_long(chain: Chain) -> None:
     (result,) = chain.run("not-paused", **scripted(("call", "hello"), ("sleep", WORK)), budgets={"agent": BUDGET})
     assert result["metadata"]["termination"] == "agent_timeout"

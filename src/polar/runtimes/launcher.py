@@ -52,7 +52,7 @@ class Launcher:
         except OSError as error:
             channel.close()
             raise SandboxFault(f"the sandbox launcher cannot be reached: {error}", name="sandbox_start") from error
-        except BaseException:
+        except BaseException:  # a cancellation too must not leave the sandbox behind
             await channel.ended(kill=True)
             raise
         return channel

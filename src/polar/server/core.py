@@ -113,7 +113,7 @@ class Core:
         events, self.machine.events = self.machine.events, []
         try:
             await self.flush()
-        except BaseException:
+        except BaseException:  # a cancellation too must not lose what is to be told
             self.machine.owed.due, self.machine.events = due + self.machine.owed.due, events + self.machine.events
             raise
         for kind, data in events:

@@ -22,7 +22,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
-from polar.proxy import Attempt, ModelProxy, collect_rarely, load_rendering, make_engine
+from polar.collector import collect_rarely
+from polar.proxy import Attempt, ModelProxy, load_rendering, make_engine
 from polar.proxy.engines import http
 from polar.requests import AgentSpec, ExecInput, TaskRequest
 from polar.sessionlog import LogWriter

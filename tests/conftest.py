@@ -3,6 +3,8 @@ take longest come first, so that no worker is left with one at the end."""
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -13,6 +15,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("polar")
+gc.disable()  # what is imported and collected is never garbage, and looking for some takes a fifth of that time
 
 LONGEST = (
     "test_linters.py",
@@ -31,3 +34,8 @@ LONGEST = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from chain import Chain, polar_serve, until
 from peers.engine import ScriptedEngine, scripted_engine
 from peers.tokenizer import make_tokenizer
-from polar.cli.main import app
+from polar.cli.main import make_app
 
 SECONDS = 60
 
@@ -55,7 +55,7 @@ def polar(*words: str, cwd: Path | None = None, **variables: str) -> subprocess.
 
 def inside(*words: object, **variables: str) -> Any:
     """The command in this process."""
-    return CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "200", "NO_COLOR": "1"} | variables)
+    return CliRunner().invoke(make_app(), list(map(str, words)), env={"COLUMNS": "200", "NO_COLOR": "1"} | variables)
 
 
 def at(chain: Chain, *words: object) -> Any:

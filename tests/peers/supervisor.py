@@ -19,7 +19,8 @@ from peers import killer
 from peers.killer import Plan
 
 _PRELOADED = [
-    "polar.cli.main",
+    "polar.cli.serve",
+    "polar.cli.gateway",
     "polar.server",
     "polar.gateway",
     "polar.evaluators.command",

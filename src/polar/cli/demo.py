@@ -10,8 +10,6 @@ import typer
 
 from polar.cli.console import ExitCode, stop
 
-SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-
 
 def demo(context: typer.Context) -> None:
     """Watch a small policy learn a task in a sandbox, in a few minutes on a CPU. `polar demo --help`: its options.

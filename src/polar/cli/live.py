@@ -12,6 +12,7 @@ from pathlib import Path
 
 from polar.cli.console import ExitCode, say
 from polar.cli.engine_process import EngineProcess
+from polar.collector import collect_rarely
 from polar.config import NodeSettings, RolloutSettings, control_token
 from polar.errors import ConfigError, EngineFault
 
@@ -102,7 +103,6 @@ async def server(settings: RolloutSettings, token: str, ready: Ready) -> None:
 async def gateway(node: NodeSettings, server_url: str, token: str, data: Path, beat: float, ready: Ready) -> None:
     """A machine that cannot start the node's sandboxes is named at once, not by the first session."""
     from polar.gateway import Gateway
-    from polar.proxy import collect_rarely
     from polar.runtimes import unavailable
 
     if problem := await asyncio.to_thread(unavailable, node.default_runtime or "bubblewrap"):

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Collection
+from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from polar.cli import demo
 from polar.cli.console import ExitCode, stop
-from polar.cli.doctor import doctor
-from polar.cli.gateway import gateway, server
-from polar.cli.rebuild import rebuild
-from polar.cli.rescore import rescore
-from polar.cli.run import run
-from polar.cli.serve import serve
-from polar.cli.show import show
-from polar.cli.tasks import cancel, status, submit
-from polar.cli.why import why
+from polar.collector import collect_rarely
 from polar.errors import ConfigError, PolarError, TaskFault
 
 EPILOG = "Start with `polar demo`; or `polar serve`, then `polar run tasks.jsonl` in another terminal."
@@ -32,37 +25,52 @@ class Group(TyperGroup):
             raise stop(fault.message, code_of(fault)) from fault
 
 
-app = typer.Typer(
-    name="polar",
-    cls=Group,
-    help="Run agent harnesses, unmodified, as reinforcement-learning rollouts.",
-    epilog=EPILOG,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-)
-COMMANDS: dict[str, Callable[..., None]] = {
-    "serve": serve,
-    "run": run,
-    "submit": submit,
-    "status": status,
-    "cancel": cancel,
-    "show": show,
-    "why": why,
-    "rebuild": rebuild,
-    "rescore": rescore,
-    "doctor": doctor,
-    "gateway": gateway,
-    "server": server,
+COMMANDS = {
+    "serve": "serve",
+    "run": "run",
+    "submit": "tasks",
+    "status": "tasks",
+    "cancel": "tasks",
+    "show": "show",
+    "why": "why",
+    "rebuild": "rebuild",
+    "rescore": "rescore",
+    "doctor": "doctor",
+    "gateway": "gateway",
+    "server": "gateway",
+    "demo": "demo",
 }
-for name, command in COMMANDS.items():
-    app.command(name)(command)
-app.command("demo", context_settings=demo.SETTINGS, add_help_option=False)(demo.demo)
+"""each command's module, which has a function of its name"""
+_HANDS_OVER: dict[str, Any] = {
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    "add_help_option": False,
+}
+"""the demo reads its options itself"""
+
+
+def make_app(names: Collection[str] = COMMANDS) -> typer.Typer:
+    """The script with these commands."""
+    app = typer.Typer(
+        name="polar",
+        cls=Group,
+        help="Run agent harnesses, unmodified, as reinforcement-learning rollouts.",
+        epilog=EPILOG,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+    )
+    app.callback()(lambda: None)
+    for name in names:
+        command = getattr(import_module(f"polar.cli.{COMMANDS[name]}"), name)
+        app.command(name, **(_HANDS_OVER if name == "demo" else {}))(command)
+    return app
 
 
 def main() -> None:
-    app()
+    """Of the commands only the one that is named is imported: a start takes as long as its imports."""
+    collect_rarely()
+    make_app(COMMANDS.keys() & set(sys.argv[1:2]) or COMMANDS)()
 
 
 def code_of(fault: PolarError) -> ExitCode:

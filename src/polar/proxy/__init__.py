@@ -1,9 +1,8 @@
 """The model proxy: the one place that sees every token between a harness and its engine, and records each exactly."""
 
-from polar.proxy.collector import collect_rarely
 from polar.proxy.engines import make_engine
 from polar.proxy.model import ModelProxy
 from polar.proxy.rendering import load_rendering
 from polar.proxy.session import Attempt, RunRecord
 
-__all__ = ["Attempt", "ModelProxy", "RunRecord", "collect_rarely", "load_rendering", "make_engine"]
+__all__ = ["Attempt", "ModelProxy", "RunRecord", "load_rendering", "make_engine"]

@@ -8,8 +8,8 @@ _THRESHOLDS = (20_000, 20, 20)
 
 
 def collect_rarely() -> None:
-    """With Python's own thresholds (700, 10, 10) the collector takes a seventh of a model call's CPU. What is there
-    already, modules for the most part, is never looked at again."""
+    """With Python's own thresholds (700, 10, 10) the collector takes a seventh of a model call's CPU and as much of a
+    start's. What is there already, modules for the most part, is never looked at again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)

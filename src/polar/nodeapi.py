@@ -113,6 +113,10 @@ class WorkReply(msgspec.Struct, kw_only=True):
     orders: list[Order] = []
 
 
+GATEWAY_STOPPED = "gateway_stopped"
+"""the fault of an attempt that an orderly stop of its gateway ended: the next one is not counted as another try"""
+
+
 class NodeResult(msgspec.Struct, kw_only=True):
     """How an attempt ended. `public.session_result` makes the public SessionResult of it."""
 

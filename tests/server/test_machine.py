@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.server.machines import one_trace, report, request_for, result_for, save, start_from
 
-from polar.nodeapi import Held, Order, Workers
+from polar.nodeapi import GATEWAY_STOPPED, Held, Order, Workers
 from polar.records import EvaluationResult, Resources, SessionStatus, TaskState, Termination
 from polar.server.fleet import StaleEpoch
 from polar.server.machine import Machine
@@ -243,9 +243,10 @@ class Anything(RuleBasedStateMachine):
         data=st.data(),
         termination=st.sampled_from([Termination.DONE, Termination.INFRASTRUCTURE, Termination.PREPARE]),
         usable=st.booleans(),
+        stopped=SELDOM,
         dies=SELDOM,
     )
-    def result(self, data: st.DataObject, termination: Termination, usable: bool, dies: bool) -> None:
+    def result(self, data: st.DataObject, termination: Termination, usable: bool, stopped: bool, dies: bool) -> None:
         """Of any attempt there ever was: first, second, late, of a lost attempt. A gateway repeats one that was not
         answered."""
         name, number = data.draw(st.sampled_from(self.ever_leased[-5:]))
@@ -254,6 +255,8 @@ class Anything(RuleBasedStateMachine):
         ended = result_for(name, number, termination)
         if termination is Termination.DONE and usable:
             ended.traces, ended.evaluation = [one_trace()], EvaluationResult(outcome_reward=1.0)
+        if termination is Termination.INFRASTRUCTURE and stopped:
+            ended.fault = GATEWAY_STOPPED
         reply = self.machine.result(ended, self.now)
         if not self.saved(dies):
             return
@@ -353,7 +356,7 @@ class Anything(RuleBasedStateMachine):
         for session in self.machine.sessions.values():
             task = self.machine.tasks[session.task_id]
             assert [attempt.number for attempt in session.attempts] == [*range(1, len(session.attempts) + 1)]
-            assert len(session.attempts) <= task.max_attempts
+            assert sum(attempt.fault != GATEWAY_STOPPED for attempt in session.attempts) <= task.max_attempts
             assert not any(attempt.state is AttemptState.LEASED for attempt in session.attempts[:-1])
             if session.status.terminal:
                 assert session.live is None

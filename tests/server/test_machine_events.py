@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from tests.server.machines import (
     LEASE,
+    ask,
     expire,
     one_trace,
     poll,
@@ -19,7 +20,7 @@ from tests.server.machines import (
     take,
 )
 
-from polar.nodeapi import Order, Workers
+from polar.nodeapi import GATEWAY_STOPPED, Order, Workers
 from polar.records import Resources, SessionStatus, TaskState, Termination
 from polar.server.fleet import FORGET_SECONDS, StaleEpoch
 from polar.server.machine import Machine
@@ -67,6 +68,23 @@ def test_fault_goes_elsewhere_and_its_repeat_changes_nothing() -> None:
     assert (second.number, second.node_id) == (2, "b")
     assert not machine.result(result_for(name, 1, Termination.INFRASTRUCTURE), 1.0).accepted
     assert task.sessions[0].live is second
+
+
+def test_an_attempt_that_its_gateways_stop_ended_is_not_counted() -> None:
+    machine, task = scene(attempts=1)
+    session = task.sessions[0]
+    ask(machine, "a", 1.0)
+    for number in (1, 2, 3):
+        stopped = result_for(session.session_id, number, Termination.INFRASTRUCTURE, fault=GATEWAY_STOPPED)
+        assert not machine.result(stopped, 1.0).accepted
+        assert machine.place(1.0) == [], "the gateway that stops gets it again"
+        assert (session.queued, session.fault) == (True, GATEWAY_STOPPED)
+        (attempt,) = take(machine, "a", 1.0)
+        assert attempt.number == number + 1
+        machine.result(stopped, 1.0)
+        assert session.live is attempt
+    machine.result(result_for(session.session_id, 4, Termination.INFRASTRUCTURE, fault="disk_full"), 1.0)
+    assert (session.status, task.status) == (SessionStatus.ERROR, TaskState.FAILED)
 
 
 def test_last_attempts_fault_ends_session_and_task() -> None:

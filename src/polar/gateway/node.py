@@ -36,6 +36,7 @@ log = structlog.get_logger("polar.gateway")
 _NO_ROOM = Workers(init=0, run=0, postrun=0)
 _RETRY_SECONDS = 1.0
 _HEAD_START_SECONDS = 5.0
+_GOODBYE_SECONDS = 2.0
 _ENGINE_FAULTS = frozenset({"engine_down", "engine_error", "engine_timeout", "engine_lies"})
 
 
@@ -65,6 +66,7 @@ class Gateway:
         self._news = asyncio.Event()
         """the server is told before the next heartbeat is due"""
         self.orders = Orders(self._news)
+        self._given_back: list[NodeResult] = []
         self._complaints = _Complaints()
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -76,10 +78,14 @@ class Gateway:
         engine = await make_engine(inference.engine, inference.base_url, inference.patience_seconds)
         self.watch = EngineWatch(engine, self.node, self._news)
         try:
-            async with self._link, self._launcher, asyncio.TaskGroup() as self._tasks:
-                self._tasks.create_task(self.watch.watch())
-                self._tasks.create_task(self._come_back())
-                self._tasks.create_task(self._serve(ready))
+            async with self._link, self._launcher:
+                try:
+                    async with asyncio.TaskGroup() as self._tasks:
+                        self._tasks.create_task(self.watch.watch())
+                        self._tasks.create_task(self._come_back())
+                        self._tasks.create_task(self._serve(ready))
+                finally:
+                    await self._say_goodbye()
         finally:
             if self.watch.proxy is not None:
                 await self.watch.proxy.stop()
@@ -260,6 +266,9 @@ class Gateway:
     async def _carry(self, session: Session) -> None:
         try:
             result = await session.run()
+        except asyncio.CancelledError:
+            self._given_back.append(session.given_back())
+            raise
         finally:
             self._delivering.add(session.id)
             del self.sessions[session.id]
@@ -268,6 +277,18 @@ class Gateway:
             await self._hand_back(result)
         finally:
             self._delivering.discard(session.id)
+
+    async def _say_goodbye(self) -> None:
+        """What a stop has ended may begin anew elsewhere at once. What does not reach the server now waits on disk."""
+        kept = []
+        for result in self._given_back:
+            try:
+                kept.append(await asyncio.to_thread(self._outbox.put, result))
+            except (OSError, ServerFault) as error:  # the next start reports the attempt as lost
+                log.error("cannot keep a result", session=result.session_id, why=str(error))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GOODBYE_SECONDS):
+                await asyncio.gather(*(self._outbox.deliver(path, self._link) for path in kept))
 
     async def _hand_back(self, result: NodeResult) -> None:
         assert self.watch is not None

@@ -32,7 +32,7 @@ from polar.gateway.outcome import Outcome
 from polar.gateway.sandboxes import UNBOUNDED, Sandboxes
 from polar.gateway.stages import Stages
 from polar.harnesses import load_harness
-from polar.nodeapi import Lease, NodeResult
+from polar.nodeapi import GATEWAY_STOPPED, Lease, NodeResult
 from polar.plugins import blamed_on
 from polar.protocols import Builder, EvaluationContext, Evaluator, Harness, Runtime
 from polar.proxy import Attempt, ModelProxy, RunRecord
@@ -133,6 +133,16 @@ class Session:
         self.outcome.timing.e2e_ms = milliseconds(seconds)
         if self.outcome.lost:
             self.outcome.fault = ServerFault("the lease was lost: another attempt has the session", name="lease_lost")
+        return self._result()
+
+    def given_back(self) -> NodeResult:
+        """How it ended, when the gateway was stopped while `run` ran."""
+        unfinished = self._running is None or self._running.cancelled()
+        if unfinished and not self.outcome.unwanted:
+            self.outcome.fault = ServerFault(f"the gateway {self.node.node_id} was stopped", name=GATEWAY_STOPPED)
+        return self._result()
+
+    def _result(self) -> NodeResult:
         return self.outcome.result(
             session_id=self.lease.session_id,
             attempt=self.lease.attempt,

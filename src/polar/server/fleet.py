@@ -73,6 +73,12 @@ class Fleet:
         node.seen_at = now
         return node
 
+    def leaves(self, node_id: str, epoch: int) -> None:
+        """Its gateway is on its way out: it gets nothing more before it asks again."""
+        node = self.nodes.get(node_id)
+        if node is not None and node.epoch == epoch:
+            node.asking = None
+
     # What gateways are told
 
     def order(self, order: Order, now: float) -> None:

@@ -6,7 +6,7 @@ gateway at a time; a gateway's live leases never ask for more than the gateway h
 
 from __future__ import annotations
 
-from polar.nodeapi import Cancel, Held, NodeResult, PollRequest, ResultReply, Workers
+from polar.nodeapi import GATEWAY_STOPPED, Cancel, Held, NodeResult, PollRequest, ResultReply, Workers
 from polar.records import SessionStatus, TaskState, Termination
 from polar.server import scores
 from polar.server.alarms import Alarms
@@ -137,6 +137,8 @@ class Machine:
 
     def result(self, result: NodeResult, now: float) -> ResultReply:
         """An attempt has ended, perhaps for the second time, perhaps long after it was given up."""
+        if result.fault == GATEWAY_STOPPED:
+            self.fleet.leaves(result.node_id, result.epoch)
         session = self.sessions.get(result.session_id)
         attempt = session.attempt(result.attempt) if session is not None else None
         if session is None or attempt is None:
@@ -145,7 +147,8 @@ class Machine:
             if attempt.state not in (AttemptState.WON, AttemptState.FAULTED):
                 self._end_attempt(attempt, AttemptState.LATE, result)
             return ResultReply(accepted=session.winner == attempt.number, winner=session.winner)
-        if result.retryable and (session.stopping is not None or not self._is_last(session, attempt)):
+        goes_on = session.stopping is not None or result.fault == GATEWAY_STOPPED
+        if result.retryable and (goes_on or not self._is_last(session, attempt)):
             self._fault(session, attempt, result, now)
             return ResultReply(accepted=False)
         self._accept(session, attempt, result, now)
@@ -247,7 +250,8 @@ class Machine:
             self._end(session, SessionStatus.ERROR, session.stopping, now)
 
     def _is_last(self, session: Session, attempt: Attempt) -> bool:
-        return attempt is session.live and attempt.number >= self.tasks[session.task_id].max_attempts
+        counted = sum(each.fault != GATEWAY_STOPPED for each in session.attempts)
+        return attempt is session.live and counted >= self.tasks[session.task_id].max_attempts
 
     def _end_attempt(self, attempt: Attempt, state: AttemptState, result: NodeResult) -> None:
         attempt.fault, attempt.log_sha256 = result.fault, result.log_sha256

@@ -13,7 +13,7 @@ from polar.errors import PolarError, TaskFault
 def load(kind: str, table: Mapping[str, str], name: str | None = None, import_path: str | None = None) -> Any:
     """The class that `table[name]` or `import_path` ("module:Class") names. Raises TaskFault, naming `kind`."""
     path = import_path
-    if path is None:
+    if not path:
         if name is None or name not in table:
             raise TaskFault(f"unknown {kind} {name!r}: known are {', '.join(sorted(table))}, or module:Class")
         path = table[name]

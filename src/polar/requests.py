@@ -23,7 +23,7 @@ def _check_identifier(value: str) -> str:
     return value
 
 
-def _check_command(value: str) -> str:
+def _check_no_nul(value: str) -> str:
     if "\0" in value:
         raise ValueError("must not hold a NUL")
     return value
@@ -39,7 +39,11 @@ def _check_environment(value: dict[str, str]) -> dict[str, str]:
 
 
 Identifier = Annotated[str, AfterValidator(_check_identifier)]
-CommandText = Annotated[str, AfterValidator(_check_command)]
+CommandText = Annotated[str, AfterValidator(_check_no_nul)]
+PathText = Annotated[
+    str, Field(max_length=4096, json_schema_extra={"pattern": r"^[^\x00]*$"}), AfterValidator(_check_no_nul)
+]
+Megabytes = Annotated[int, Field(ge=1, le=1 << 40)]
 Environment = Annotated[dict[str, str], AfterValidator(_check_environment)]
 
 
@@ -52,11 +56,11 @@ class PrepareAction(Request):
     or for files the text itself in `content`) to `target`; `exec` runs `command`."""
 
     type: Literal["upload_file", "upload_dir", "exec"]
-    source: str | None = None
+    source: PathText | None = None
     content: str | None = None
-    target: str | None = None
+    target: PathText | None = None
     command: CommandText | None = None
-    cwd: str | None = None
+    cwd: PathText | None = None
     env: Environment = {}
 
     @model_validator(mode="after")
@@ -64,9 +68,9 @@ class PrepareAction(Request):
         if self.type == "exec":
             if not self.command or self.source or self.target or self.content is not None:
                 raise ValueError("an exec action has command, and neither source, content nor target")
-        elif self.command or not self.target or (self.source is None) == (self.content is None):
+        elif self.command or not self.target or (not self.source) == (self.content is None):
             raise ValueError(f"an {self.type} action has target and one of source or content, and no command")
-        elif self.type == "upload_dir" and self.source is None:
+        elif self.type == "upload_dir" and not self.source:
             raise ValueError("an upload_dir action has source, not content")
         return self
 
@@ -78,11 +82,11 @@ class RuntimeSpec(Request):
     eval_prepare: list[PrepareAction] | None = None
     env: Environment = {}
     network: str = "none"
-    workdir: str | None = None
-    cpus: Annotated[float, Field(gt=0)] | None = None
-    memory_mb: Count | None = None
-    storage_mb: Count | None = None
-    gpus: Annotated[int, Field(ge=0)] = 0
+    workdir: PathText | None = None
+    cpus: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    memory_mb: Megabytes | None = None
+    storage_mb: Megabytes | None = None
+    gpus: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     allow_internet: bool = False
     import_path: str | None = None
     kwargs: dict[str, Any] = {}
@@ -98,9 +102,9 @@ class ExecInput(Request):
     """One command for /bin/sh. `stdin_path` is a file inside the sandbox."""
 
     command: CommandText
-    cwd: str | None = None
+    cwd: PathText | None = None
     env: Environment = {}
-    stdin_path: str | None = None
+    stdin_path: PathText | None = None
 
 
 class McpServer(Request):
@@ -128,7 +132,9 @@ class AgentSpec(Request):
         if self.harness == "shell" and self.custom_shell is None:
             raise ValueError("harness 'shell' needs custom_shell: {command: what to run}")
         if self.harness != "shell" and self.custom_shell is not None:
-            raise ValueError("custom_shell goes with harness 'shell' only")
+            raise ValueError(
+                f"custom_shell goes with harness 'shell' only, not with {self.harness or self.import_path!r}"
+            )
         return self
 
 

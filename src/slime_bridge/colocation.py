@@ -46,7 +46,7 @@ class Engines:
             except ClientError as error:
                 raise ConfigError(
                     f"polar_weight_update_pause_timeout: the engines are not idle after {self._seconds:g} s ({error}); "
-                    "set it higher, or see `polar nodes` for the gateway that does not answer"
+                    "set it higher, or see `polar status` for the gateway that does not answer"
                 ) from error
             self._asleep = True
 

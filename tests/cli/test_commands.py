@@ -22,7 +22,7 @@ def nobody():
         return f"http://127.0.0.1:{probe.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - {"demo"}))  # which takes this process's place
 def test_every_command_has_help_with_an_example(name):
     done = inside(name, "--help")
     assert done.exit_code == 0

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import struct
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import urlsplit
 
 import anthropic
 import openai
@@ -69,6 +74,21 @@ def test_an_answer_nobody_took_is_replayed(
     assert said(session, dialect, asked(), stream=stream) == "hello"
     assert len(engine.requests) == 2
     assert fates(session) == [("stop", True, 1), ("stop", True, 0)]
+
+
+def test_hanging_up_while_the_answer_comes_is_no_error_in_the_log(
+    proxy: RunningProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    session, data = proxy.open(), json.dumps(asked()).encode()
+    fields = f"Host: x\r\nx-api-key: {session.key}\r\nContent-Length: {len(data)}"
+    head = f"POST {PATHS['openai_chat']} HTTP/1.1\r\n{fields}\r\n\r\n"
+    address = urlsplit(proxy.url)
+    for moment in range(150):
+        with socket.create_connection((address.hostname, address.port)) as sock:
+            sock.sendall(head.encode() + data)
+            time.sleep(moment / 10_000)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert not caplog.records
 
 
 @in_every_dialect

@@ -38,6 +38,10 @@ def test_a_commands_end_and_words_come_back(tmp_path, kind):
             result = await sh(box, "true", cwd="/nowhere")
             assert result.exit_code == 126
             assert "/nowhere" in result.errors
+            result = await box.run(
+                ExecInput.model_construct(command="true", cwd="a\0b", env={}, stdin_path=None), timeout=9
+            )
+            assert (result.exit_code, "null byte" in result.errors) == (126, True)
             assert (await sh(box, r"printf '\377ok'")).output == "�ok"
 
     run(story())

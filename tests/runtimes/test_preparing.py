@@ -45,6 +45,9 @@ def test_actions_are_carried_out_in_order(tmp_path, kind):
             r"prepare action 1 \(upload_file\):.*/not/there",
         ),
         ({"type": "upload_file", "content": "x", "target": "/proc/x/y"}, r"prepare action 1 \(upload_file\):.*/proc/x"),
+        ({"type": "upload_file", "source": "/etc", "target": "/tmp/x"}, "/etc is a folder"),
+        ({"type": "upload_dir", "source": "/etc/passwd", "target": "/tmp/x"}, "/etc/passwd is no folder"),
+        ({"type": "upload_file", "content": "x", "target": "/session" + "/y" * 2000}, "RecursionError"),
         ({"type": "exec", "command": "#" * (1 << 18)}, r"prepare action 1 \(exec\): the command is longer"),
     ],
 )

@@ -18,6 +18,8 @@ from tests.server.conftest import TOKEN, Server, task
 from polar.codec import to_msgpack
 from polar.config import TOKEN_HEADER
 
+SHELL = {"harness": "shell", "custom_shell": {"command": "true"}}
+UPLOAD = {"type": "upload_dir", "source": "/data", "target": "/session/data"}
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"num_samples": 0}, "num_samples", "greater than or equal to 1"),
     ({"num_samples": 10_001}, "num_samples", "less than or equal to 10000"),
@@ -52,6 +54,19 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"agent": {"harness": "shell", "custom_shell": {"command": "a\0"}}}, "agent.custom_shell.command", "NUL"),
     ({"agent": {"harness": "shell", "custom_shell": {"command": "a"}, "env": {"A=": ""}}}, "agent.env", "without ="),
     ({"agent": {"harness": "x", "env": {"A" * 1_000_000: 1}}}, f"agent.env.{'A' * 200}", "valid string"),
+    ({"agent": {"harness": "a:B"}}, "agent.harness", "unknown harness 'a:B'"),
+    ({"agent": {"harness": "x", "custom_shell": {"command": "a"}}}, "agent", "'shell' only, not with 'x'"),
+    ({"agent": {"harness": "shell", "custom_shell": {"command": "a", "cwd": "a\0"}}}, "agent.custom_shell.cwd", "NUL"),
+    ({"agent": SHELL | {"import_path": ""}}, "agent.import_path", "must be like package.module:Class"),
+    ({"runtime": {"import_path": ""}}, "runtime.import_path", "must be like package.module:Class"),
+    ({"builder": {"strategy": "a b:c"}}, "builder.strategy", "must be like package.module:Class"),
+    ({"evaluator": {"strategy": ":b"}}, "evaluator.strategy", "must be like package.module:Class"),
+    ({"runtime": {"storage_mb": 10**18}}, "runtime.storage_mb", "less than or equal to"),
+    ({"runtime": {"cpus": 1e18}}, "runtime.cpus", "less than or equal to 1000000"),
+    ({"runtime": {"workdir": "here"}}, "runtime.workdir", "not an absolute path"),
+    ({"runtime": {"prepare": [UPLOAD | {"source": ""}]}}, "runtime.prepare.0", "one of source or content"),
+    ({"runtime": {"prepare": [UPLOAD | {"target": "a\0"}]}}, "runtime.prepare.0.target", "NUL"),
+    ({"runtime": {"prepare": [UPLOAD | {"target": "/y" * 3000}]}}, "runtime.prepare.0.target", "at most 4096"),
     ({"runtime": {"backend": "nonesuch"}}, "runtime.backend", "unknown runtime 'nonesuch'"),
     ({"builder": {"strategy": "nonesuch"}}, "builder.strategy", "unknown builder 'nonesuch'"),
     ({"evaluator": {"strategy": "nonesuch"}}, "evaluator.strategy", "unknown evaluator 'nonesuch'"),
@@ -71,6 +86,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"runtime": {"backend": "bubblewrap", "workdir": "here"}}, "runtime.workdir", "not an absolute path"),
     ({"callback_url": "not a url"}, "callback_url", "http or https URL"),
     ({"callback_url": "file:///etc/passwd"}, "callback_url", "http or https URL"),
+    ({"callback_url": "http://a b/"}, "callback_url", "http or https URL"),
+    ({"callback_url": f"http://{'x' * 300}/"}, "callback_url", "http or https URL"),
     ({"callback_url": "http://["}, "callback_url", "http or https URL"),
     ({"callback_url": "http://a:99999/"}, "callback_url", "http or https URL"),
     ({"callback_url": "http://a/\r\nX: y"}, "callback_url", "http or https URL"),

@@ -293,7 +293,7 @@ def test_task_that_fits_no_node_is_refused_by_field_and_waits_while_none_is_ther
     assert server.task("early")["waiting_for"].startswith("a gateway with 8 CPUs, 100 MiB of memory, 1 GPU: ")
     assert problems(server.submit("late", **asked)) == {
         "body.runtime.cpus": "a session needs 8 CPUs; the biggest gateway, big, has 4 CPUs",
-        "body.runtime.gpus": "a session needs 1 GPU; the biggest gateway, small, has nothing",
+        "body.runtime.gpus": "a session needs 1 GPU; the biggest gateway, small, has none",
     }
     assert problems(server.submit("fresh", runtime={"memory_mb": 100}, **refresh)) == {
         "body.runtime.memory_mb": "a session with its fresh evaluation sandbox needs 200 MiB of memory; "

@@ -13,7 +13,7 @@ from polar.cli import lock, logs
 from polar.cli.console import out, print_json
 from polar.cli.nodes import node_settings, server_settings
 from polar.cli.nodes import topology as read_topology
-from polar.cli.options import Data, Json, NodeId, TopologyFile, Verbose
+from polar.cli.options import Data, GatewaysData, Json, NodeId, TopologyFile, Verbose
 from polar.config import NodeSettings
 from polar.errors import ConfigError
 
@@ -27,7 +27,7 @@ def gateway(
     topology: TopologyFile = None,
     node_id: NodeId = None,
     server: ServerUrl = None,
-    data: Data = None,
+    data: GatewaysData = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:

@@ -24,6 +24,10 @@ Data = Annotated[
     Path | None,
     typer.Option("--data", metavar="DIR", help="Folder for tasks, results and logs; made if missing. [polar-data]"),
 ]
+GatewaysData = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="Folder for what is under way; made if missing. [polar-gateway-ID]"),
+]
 ServersData = Annotated[
     Path | None,
     typer.Option("--data", metavar="DIR", help="The data folder of a server on this machine: its token is read there."),

@@ -65,6 +65,8 @@ class Gateway:
         self._delivering: set[tuple[str, int]] = set()
         self._news = asyncio.Event()
         """the server is told before the next heartbeat is due"""
+        self._known = asyncio.Event()
+        """the server has heard of this life"""
         self.orders = Orders(self._news)
         self._given_back: list[NodeResult] = []
         self._complaints = _Complaints()
@@ -125,6 +127,7 @@ class Gateway:
                 await asyncio.sleep(min(_RETRY_SECONDS, self._heartbeat))
                 continue
             self._complaints.over("poll failed")
+            self._known.set()
             self.orders.heard(acked)
             self._hear(reply)
             with suppress(TimeoutError):  # not wait_for: before Python 3.12 it can lose a cancellation
@@ -132,6 +135,7 @@ class Gateway:
                     await self._news.wait()
 
     async def _work_for_ever(self) -> None:
+        await self._known.wait()
         while True:
             try:
                 reply = await self._ask()

@@ -95,7 +95,8 @@ class Outbox:
                 if isinstance(fault, Refused) and fault.status not in _TOKEN_WRONG:
                     log.error("result refused", session=result.session_id, attempt=result.attempt, why=fault.message)
                     raise
-                log.warning("result waits", session=result.session_id, why=str(fault), seconds=wait)
+                if wait == _FIRST_WAIT:
+                    log.warning("result waits", session=result.session_id, why=str(fault))
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, _LONGEST_WAIT)
 

@@ -8,7 +8,7 @@ import zlib
 from typing import Any
 
 import structlog
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
 from aiohttp.http_exceptions import BadHttpMessage
 
 from polar.proxy.canonical import Refusal
@@ -96,6 +96,8 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
+        if isinstance(exc, ClientConnectionResetError):  # who asked has hung up, before this was cancelled for it
+            return web.Response(status=status)
         if not isinstance(exc, BadHttpMessage):
             return super().handle_error(request, status, exc, message)
         log.warning("a request that cannot be read was refused", remote=request.remote, problem=type(exc).__name__)

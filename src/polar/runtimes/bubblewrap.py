@@ -11,7 +11,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from polar.errors import SandboxFault, TaskFault, WrongFields
+from polar.errors import SandboxFault, TaskFault
 from polar.protocols import Place
 from polar.requests import RuntimeSpec
 from polar.runtimes import folders
@@ -35,8 +35,6 @@ class Bubblewrap(Served):
         super().__init__(spec)
         self.session_dir = SESSION_DIR
         self.workdir = spec.workdir or WORKDIR
-        if not self.workdir.startswith("/"):
-            raise WrongFields([(("runtime", "workdir"), f"{spec.workdir!r} is not an absolute path")])
         self.env = self._environment()
 
     async def start(self, place: Place) -> None:

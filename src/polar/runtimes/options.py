@@ -30,4 +30,6 @@ class Options(BaseModel):
             raise WrongFields([(("runtime", "gpus"), "the runtimes bubblewrap and local give no GPU of their own")])
         if spec.network not in ("none", "host"):
             raise WrongFields([(("runtime", "network"), f"unknown network {spec.network!r}: known are none, host")])
+        if spec.workdir and not spec.workdir.startswith("/"):
+            raise WrongFields([(("runtime", "workdir"), f"{spec.workdir!r} is not an absolute path")])
         return options

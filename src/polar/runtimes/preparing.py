@@ -35,7 +35,10 @@ async def _act(runtime: Runtime, action: PrepareAction, timeout: float) -> str |
     if action.content is not None:
         await runtime.write(target, action.content.encode())
     elif action.source is not None:
-        await runtime.upload(Path(action.source), target)
+        source = Path(action.source)
+        if source.exists() and source.is_dir() != (action.type == "upload_dir"):
+            return f"{source} is {'a folder' if source.is_dir() else 'no folder'} on the gateway's host"
+        await runtime.upload(source, target)
     else:
         step = ExecInput(command=action.command or "", cwd=action.cwd, env=action.env)
         result = await runtime.run(step, timeout=timeout)

@@ -79,6 +79,6 @@ def _unholdable(whole: Any) -> Iterator[Mistake]:
             if kind is float and not math.isfinite(value):
                 yield (*path, key)[1:], "must be a finite number"
             elif kind is int and not -(2**63) <= value < 2**63:
-                yield (*path, key)[1:], "must fit into 64 bits: send a larger integer as text"
+                yield (*path, key)[1:], "must fit into 64 bits: in metadata send a larger integer as text"
             elif kind is dict or kind is list:
                 left.append((value, (*path, key)))

@@ -121,6 +121,8 @@ class Courier:
                     return None if 200 <= answer.status < 300 else f"the receiver answered {answer.status}"
         except TimeoutError:
             return f"no answer within {seconds:.3g} s"
+        except aiohttp.ServerDisconnectedError:  # its text is that of the half answer as aiohttp has it
+            return "the connection ended before the answer was whole"
         except (aiohttp.ClientError, OSError, *_OWN_FAULTS) as error:
             return str(error) or type(error).__name__
 

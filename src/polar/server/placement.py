@@ -43,7 +43,7 @@ def too_much(request: TaskRequest, live: Sequence[Node]) -> Iterator[tuple[tuple
         biggest = max(labelled, key=lambda node: getattr(node.total, part))
         if not asked.within(biggest.total):
             alone += 1
-            has = _only(biggest.total, part)
+            has = _only(biggest.total, part) or "none"
             yield ("runtime", field), f"{session} needs {asked}; the biggest gateway, {biggest.node_id}, has {has}"
     if not alone:
         nodes = "; ".join(f"{node.node_id} has {node.total}" for node in labelled)

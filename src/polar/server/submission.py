@@ -21,6 +21,7 @@ from polar.server.state import Node, Session, Task
 
 _SAFE = "!#$&'()*+/:;<=>?@[]^`{|}~"
 _PLUG_IN = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
+_HOST = re.compile(r"[\w.:%-]{1,253}")
 _MOST_IGNORED = 4000
 """characters; a header is no place for more"""
 
@@ -49,7 +50,8 @@ def check(request: TaskRequest, live: Sequence[Node]) -> None:
 def _is_url(text: str) -> bool:
     try:
         url = urlsplit(text)
-        return url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0 and text.isprintable()
+        host = _HOST.fullmatch(url.hostname or "") is not None
+        return url.scheme in ("http", "https") and host and url.port != 0 and text.isprintable()
     except ValueError:
         return False
 
@@ -97,17 +99,29 @@ def new_task(request: TaskRequest, clock: float, wall: float) -> Task:
 
 
 def _wrong_plug_ins(request: TaskRequest) -> Iterator[bodies.Mistake]:
-    runtime = request.runtime.import_path if request.runtime is not None else None
-    for path, name in ((("agent", "import_path"), request.agent.import_path), (("runtime", "import_path"), runtime)):
-        if name and not _PLUG_IN.fullmatch(name):
+    runtime, evaluator = request.runtime, request.evaluator
+    named = [
+        (("agent", "import_path"), request.agent.import_path),
+        (("runtime", "import_path"), runtime.import_path if runtime is not None else None),
+        (("builder", "strategy"), _own(request.builder.strategy)),
+        (("evaluator", "strategy"), _own(evaluator.strategy) if evaluator is not None else None),
+    ]
+    for path, name in named:
+        if name is not None and not _PLUG_IN.fullmatch(name):
             yield path, f"must be like package.module:Class, not {name[:100]!r}"
+
+
+def _own(strategy: str) -> str | None:
+    """The strategy, if it is a plug-in of the caller's own."""
+    return strategy if ":" in strategy else None
 
 
 def _unknown_names(request: TaskRequest, live: Sequence[Node]) -> Iterator[bodies.Mistake]:
     from polar.trajectory import BUILDERS
 
-    yield from _unknown("builder", ("builder", "strategy"), request.builder.strategy, BUILDERS)
-    if request.evaluator is not None:
+    if not _own(request.builder.strategy):
+        yield from _unknown("builder", ("builder", "strategy"), request.builder.strategy, BUILDERS)
+    if request.evaluator is not None and not _own(request.evaluator.strategy):
         from polar.evaluators import EVALUATORS
 
         yield from _unknown("evaluator", ("evaluator", "strategy"), request.evaluator.strategy, EVALUATORS)
@@ -151,5 +165,5 @@ def _built_in(request: TaskRequest) -> Iterator[Callable[[], object]]:
 
 
 def _unknown(kind: str, path: tuple[str, ...], name: str | None, known: Any) -> Iterator[bodies.Mistake]:
-    if name is not None and ":" not in name and name not in known:
+    if name is not None and name not in known:
         yield path, f"unknown {kind} {name[:100]!r}: known are {', '.join(sorted(known))}"

@@ -41,7 +41,11 @@ def session_summary(session: Session) -> SessionSummary:
     )
 
 
+_SILENT = "not heard of since last_heartbeat: the gateway, its machine or the way to it is down"
+
+
 def node_info(node: Node, live: Sequence[Node]) -> GatewayNodeInfo:
+    heard = any(other is node for other in live)
     return GatewayNodeInfo(
         node_id=node.node_id,
         gateway_url=node.gateway_url,
@@ -50,11 +54,11 @@ def node_info(node: Node, live: Sequence[Node]) -> GatewayNodeInfo:
         max_postrun_workers=node.workers.postrun,
         heartbeat_interval_seconds=node.heartbeat_interval_seconds,
         metrics=node.metrics,
-        healthy=node.engine.healthy and any(other is node for other in live),
+        healthy=node.engine.healthy and heard,
         draining=node.draining,
         last_heartbeat=node.last_heartbeat,
         engine=node.engine.kind,
-        problem=node.engine.problem,
+        problem=node.engine.problem if heard else _SILENT,
         labels=node.labels,
         resources=resources_of(node.total),
         reserved=resources_of(node.reserved),

@@ -76,7 +76,9 @@ class EngineHTTP:
                 fault = f"the engine {self.base_url} hangs: {self._watch.found}"
                 raise EngineFault(fault, name="engine_timeout") from error
             self._mode = None
-            raise EngineFault(f"the engine {self.base_url} does not answer: {error or type(error).__name__}") from error
+            ended = isinstance(error, aiohttp.ServerDisconnectedError)  # whose text is the half answer's
+            why = "the connection ended" if ended else error or type(error).__name__
+            raise EngineFault(f"the engine {self.base_url} does not answer: {why}") from error
 
     async def document(self, response: aiohttp.ClientResponse) -> dict[str, Any]:
         data = await response.read()

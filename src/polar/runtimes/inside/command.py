@@ -17,6 +17,8 @@ CHUNK = 1 << 16
 _PIPE = 1 << 20
 _CANNOT_START = 126
 COMMAND_MARK = "POLAR_COMMAND"
+IMPOSSIBLE = (ValueError, OverflowError, RecursionError)
+"""what a path, text or number ends in that the system does not take"""
 
 
 class Tail:
@@ -77,7 +79,7 @@ class Command:
         ends = [os.pipe(), os.pipe()]
         try:
             self.pid = _spawn(request, ends[0][1], ends[1][1])
-        except OSError:
+        except BaseException:
             self.record.close()
             for reader, _ in ends:
                 os.close(reader)
@@ -122,17 +124,18 @@ class Command:
         return {"exit_code": exit_code, "output": output, "errors": errors, "failure": self.record.failure}
 
 
-def refused(request: dict[str, Any], error: OSError) -> dict[str, Any]:
+def refused(request: dict[str, Any], error: Exception) -> dict[str, Any]:
     """How a command ended that could not start."""
     text = f"the command cannot start: {error}"
     return {"id": request["id"], "exit_code": _CANNOT_START, "output": "", "errors": text, "failure": 0}
 
 
 def _spawn(request: dict[str, Any], output: int, errors: int) -> int:
-    """The pid of /bin/sh. Raises OSError, also when stdin is no regular file."""
+    """The pid of /bin/sh. Raises OSError, also when stdin is no regular file, and what is IMPOSSIBLE."""
     stdin = open_regular(request["stdin"], os.O_RDONLY) if request["stdin"] else os.open(os.devnull, os.O_RDONLY)
-    before = _lower(request["limits"])
+    before: dict[int, tuple[int, int]] = {}
     try:
+        before = _lower(request["limits"])
         process = subprocess.Popen(
             ["/bin/sh", "-c", request["command"]],
             stdin=stdin,

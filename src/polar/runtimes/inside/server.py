@@ -5,6 +5,7 @@ Requests: run, kill, kill_all, listen, open, mkdir, symlink. Each is answered on
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import signal
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from polar.runtimes.inside.command import COMMAND_MARK, Command, open_regular, refused
+from polar.runtimes.inside.command import COMMAND_MARK, IMPOSSIBLE, Command, open_regular, refused
 from polar.runtimes.inside.framing import CHUNK, MOST_FDS, Inbox, Message, pack
 from polar.runtimes.inside.processes import descendants, kill_until_gone, marked, session_members
 
@@ -62,9 +63,10 @@ class Server:
             try:
                 getattr(self, f"_on_{request['op']}")(request, attached)
             except OSError as error:
-                self.send(
-                    {"id": request["id"], "errno": error.errno or 0, "error": f"{error.strerror}: {error.filename}"}
-                )
+                problem = f"{error.strerror}: {error.filename}"
+                self.send({"id": request["id"], "errno": error.errno or 0, "error": problem})
+            except IMPOSSIBLE as error:
+                self.send({"id": request["id"], "errno": errno.EINVAL, "error": f"{type(error).__name__}: {error}"})
 
     def _answer(self, request: Message, fds: tuple[int, ...] = (), **fields: Any) -> None:
         self.send({"id": request["id"], **fields}, fds)
@@ -74,7 +76,7 @@ class Server:
     def _on_run(self, request: Message, fds: list[int]) -> None:
         try:
             command = Command(request, fds[0] if fds else None)
-        except OSError as error:
+        except (OSError, *IMPOSSIBLE) as error:
             self.send(refused(request, error))
             return
         self._commands[command.pid] = command

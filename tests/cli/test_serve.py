@@ -41,7 +41,6 @@ def running(chain: Chain, task: str, mark: str, runtime: str) -> None:
     ("runtime", "signals"),
     [
         ("bubblewrap", [signal.SIGINT]),
-        ("bubblewrap", [signal.SIGTERM]),
         ("local", [signal.SIGINT, signal.SIGINT]),
     ],
 )

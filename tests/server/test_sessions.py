@@ -220,6 +220,19 @@ def test_pause_is_acknowledged_by_every_gateway(make_server: Callable[..., Serve
     assert not server.http.get("/rollout/inference/status").json()["paused"]
 
 
+def test_pause_waits_for_a_silent_gateway_as_long_as_it_holds_a_lease(make_server: Callable[..., Server]) -> None:
+    server = make_server(lease_seconds=4.0)
+    server.node("gone", heartbeat_interval_seconds=0.1).poll()
+    node = server.node("cut-off", heartbeat_interval_seconds=0.1)
+    server.submit("task")
+    assert node.lease()
+    eventually(lambda: not any(each["healthy"] for each in server.http.get("/nodes").json()["nodes"]))
+    answer = server.http.post("/rollout/inference/pause", params={"timeout_seconds": 0.3})
+    assert answer.status_code == 504
+    assert "paused within 0.3 s: cut-off did not; all go on again" in answer.json()["detail"]
+    assert server.http.post("/rollout/inference/pause", params={"timeout_seconds": 60}).json()["paused"]
+
+
 def test_pause_that_is_not_acknowledged_is_taken_back(make_server: Callable[..., Server]) -> None:
     server = make_server()
     node: Node = server.node()

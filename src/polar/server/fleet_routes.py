@@ -61,8 +61,8 @@ def _inference_routes(router: APIRouter, core: Core) -> None:
         timeout_seconds: Annotated[float, Query(gt=0, le=86400, allow_inf_nan=False)] = 300.0,
     ) -> Response:
         """Answers once every gateway has paused its model calls. The pause ends by itself after timeout_seconds."""
-        if not await pauses.pause(core, mode, timeout_seconds):
-            raise HTTPException(504, f"not every gateway paused within {timeout_seconds:g} s: resumed")
+        if why := await pauses.pause(core, mode, timeout_seconds):
+            raise HTTPException(504, why)
         return reply(request, pauses.status(core))
 
     @router.post("/rollout/inference/resume", **gives(InferenceStatus))

@@ -6,6 +6,7 @@ Environment: POLAR_TOPOLOGY, POLAR_GATEWAY_NODE_ID, POLAR_CONTROL_PLANE_TOKEN.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import tempfile
 from contextlib import suppress
@@ -13,11 +14,25 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from polar.errors import ConfigError, WrongFields
 
+
+def _check_url(value: str) -> str:
+    if not re.fullmatch(r"https?://[^\s/]+\S*", value):
+        raise ValueError(f"{value!r} is no URL: write it like http://127.0.0.1:8080")
+    return value
+
+
+def _check_rendering(value: str) -> str:
+    if value != "template" and not value.startswith("renderers:"):
+        raise ValueError(f"{value!r} is neither template nor renderers:NAME")
+    return value
+
+
 Port = Annotated[int, Field(ge=0, le=65535)]
+Url = Annotated[str, AfterValidator(_check_url)]
 TOKEN_HEADER = "X-Polar-Control-Token"
 DELIVERY_HEADER = "X-Polar-Delivery"
 IGNORED_HEADER = "X-Polar-Ignored"
@@ -35,9 +50,9 @@ class InferenceSettings(Strict):
     /health, and for so long hands nothing to anybody who waits, hangs."""
 
     engine: str = "sglang"
-    base_url: str
+    base_url: Url
     tokenizer: str | None = None
-    rendering: str = "template"
+    rendering: Annotated[str, AfterValidator(_check_rendering)] = "template"
     patience_seconds: Annotated[float, Field(gt=0)] = 300.0
 
 
@@ -60,7 +75,7 @@ class NodeSettings(Strict):
     id: str = "node-0"
     host: str = "127.0.0.1"
     port: Port = GATEWAY_PORT
-    public_url: str | None = None
+    public_url: Url | None = None
     model_served: str = "policy"
     inference: InferenceSettings
     prices: PriceSettings | None = None
@@ -80,7 +95,7 @@ class NodeSettings(Strict):
 class RolloutSettings(Strict):
     host: str = "127.0.0.1"
     port: Port = SERVER_PORT
-    public_url: str | None = None
+    public_url: Url | None = None
     save_dir: str = "polar-data"
     lease_seconds: Annotated[float, Field(gt=0)] = 30.0
     delivery_seconds: Annotated[float, Field(gt=0)] = 3600.0
@@ -99,7 +114,7 @@ class RolloutSettings(Strict):
 
 class GatewaySettings(Strict):
     heartbeat_interval_seconds: Annotated[float, Field(gt=0)] = 5.0
-    rollout_server_url: str | None = None
+    rollout_server_url: Url | None = None
     nodes: list[NodeSettings] = []
 
 
@@ -115,8 +130,9 @@ class Topology(Strict):
             return next(iter(known.values()))
         if wanted in known:
             return known[wanted]
+        problem = "several nodes" if wanted is None and known else f"no node {wanted!r}" if wanted else "no node"
         names = ", ".join(known) or "none"
-        raise ConfigError(f"gateway.nodes has no node {wanted!r}: it has {names}. Set POLAR_GATEWAY_NODE_ID to one")
+        raise ConfigError(f"gateway.nodes has {problem}: it has {names}. Name one: --node-id, or POLAR_GATEWAY_NODE_ID")
 
 
 def load_topology(path: str | Path | None = None) -> Topology:
@@ -130,8 +146,10 @@ def load_topology(path: str | Path | None = None) -> Topology:
         raise ConfigError(f"cannot read the topology {name}: {error.strerror}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"the topology {name} is not YAML: {error}") from error
+    if document is None:
+        raise ConfigError(f"the topology {name} is empty")
     try:
-        return Topology.model_validate(document or {})
+        return Topology.model_validate(document)
     except ValidationError as error:
         raise ConfigError(f"the topology {name}: {describe(error)}") from error
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import http.server
 import importlib.util
 import socket
+import subprocess
 import threading
 
 import pytest
 
-from cli.conftest import inside, polar, task_file
+from cli.conftest import command, inside, polar, task_file
 from polar.cli.main import COMMANDS
 
 GOOD = {"task_id": "a", "agent": {"harness": "mini_swe_agent"}}
@@ -36,6 +37,14 @@ def test_a_wrong_file_is_refused_before_the_server_is_asked(tmp_path, nobody):
     assert done.returncode == 2
     assert "line 2: num_samples: Input should be greater than or equal to 1" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_no_room_for_what_is_printed_is_said(tmp_path):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command("doctor", "--json"), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, cwd=tmp_path
+        )
+    assert (done.returncode, done.stderr) == (1, "error: cannot write: No space left on device\n")
 
 
 @pytest.mark.parametrize("words", [["run", "FILE"], ["submit", "FILE"], ["status"], ["why", "x"], ["cancel", "x"]])
@@ -89,6 +98,8 @@ def test_results_that_cannot_be_saved_stop_the_run_before_it_starts(tmp_path, no
         (["--engine", "embedded", "--model", "/no/such/folder"], "/no/such/folder is not a folder"),
         (["--engine", "sglang", "--model", "/tmp"], "--model is for --engine embedded"),
         (["--engine-url", "http://127.0.0.1:1", "--engine", "tgi"], "unknown engine 'tgi'"),
+        (["--engine-url", "nope"], "inference.base_url: 'nope' is no URL"),
+        (["--engine-url", "http://127.0.0.1:1", "--port", "0", "--tokenizer", "/nope"], "--tokenizer) /nope is no"),
         (["--engine-url", "http://127.0.0.1:1", "--port", "99999"], "port"),
         (["--topology", "/no/such.yaml"], "/no/such.yaml"),
     ],

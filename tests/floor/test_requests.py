@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from polar.codec import from_json, from_msgpack, to_json, to_msgpack
-from polar.config import control_token, load_topology
+from polar.config import Topology, control_token, load_topology
 from polar.errors import ConfigError
 from polar.records import Trace
 from polar.requests import TaskRequest, ignored_fields
@@ -89,6 +89,34 @@ def test_a_topology_refuses_what_it_does_not_know(tmp_path: Path) -> None:
         load_topology(path)
     with pytest.raises(ConfigError, match="cannot read the topology"):
         load_topology(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        ("[]", "document: Input should be a valid dictionary"),
+        ("rollout: {public_url: nope}", r"rollout\.public_url: 'nope' is no URL: write it like http"),
+        ("gateway: {nodes: [{inference: {base_url: 'http:/x'}}]}", r"inference\.base_url: 'http:/x' is no URL"),
+        ("gateway: {nodes: [{inference: {base_url: 'http://x', rendering: y}}]}", "'y' is neither template nor rend"),
+    ],
+)
+def test_a_topology_that_could_never_work_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "topology.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        load_topology(path)
+
+
+def test_of_several_nodes_one_has_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("POLAR_GATEWAY_NODE_ID", raising=False)
+    nodes = [{"id": name, "inference": {"base_url": "http://x"}} for name in ("a", "b")]
+    known = Topology.model_validate({"gateway": {"nodes": nodes}})
+    assert known.node("b").id == "b"
+    with pytest.raises(ConfigError, match=r"has several nodes: it has a, b\. Name one: --node-id"):
+        known.node()
+    with pytest.raises(ConfigError, match="has no node 'c': it has a, b"):
+        known.node("c")
 
 
 def test_the_control_token_is_made_once_and_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

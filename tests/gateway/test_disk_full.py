@@ -86,6 +86,21 @@ def test_what_fills_it_while_it_is_graded_earns_nothing(small: Chain) -> None:
     assert [trace["reward"] for trace in (result["trajectory"] or {"traces": []})["traces"]] in ([], [None])
 
 
+def test_what_another_fills_is_no_failure_of_the_agents(disk: Disk, small: Chain, engine: ScriptedEngine) -> None:
+    """The harness ends with an error, and the evaluator would give it 0; there is room again for the next attempt."""
+    ballast = disk.folder / "ballast"
+    asked = len(engine.requests)
+    small.submit("innocent", **scripted(("call", "hello"), ("sleep", 2), ("write", "$ARTIFACTS_DIR/done")))
+    until(lambda: len(engine.requests) > asked)
+    subprocess.run([*disk.inside, "sh", "-c", f"cat /dev/zero > {ballast}"], stderr=subprocess.DEVNULL, check=False)
+    until(lambda: small.stage("innocent") == ["REGISTERED"], 30)
+    assert small.status("innocent")["waiting_for"] == "room on the rollout server's disk"
+    subprocess.run([*disk.inside, "rm", str(ballast)], check=True)
+    (result,) = small.results("innocent")
+    assert (result["metadata"]["attempt"], result["metadata"]["termination"]) == (2, "done")
+    assert [trace["reward"] for trace in result["trajectory"]["traces"]] == [1.0]
+
+
 def test_an_end_that_finds_no_room_is_told_and_its_log_comes_later(tmp_path: Path, engine: ScriptedEngine) -> None:
     """The gateway may write no file beyond its first 100 bytes from then on, its own messages included."""
     name, data = "no-room-at-the-end", tmp_path / "gateway"

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -150,3 +150,20 @@ def test_server_that_is_killed_on_a_full_disk_comes_back(small: SmallDisk) -> No
     assert node.finish(leases[1]).accepted
     assert small.task("before")["status"] == "completed"
     eventually(lambda: small.submit("after").status_code == 200)
+
+
+def test_folder_that_has_gone_keeps_nothing_new_and_may_come_back(make_server: Callable[..., Server]) -> None:
+    server = make_server()
+    assert server.submit("before").status_code == 200
+    away = server.folder.with_name("away")
+    server.folder.rename(away)
+    assert server.submit("lost").status_code == 503
+    server.folder.mkdir()
+    answer = server.submit("lost")
+    assert (answer.status_code, "another folder has taken its place" in answer.json()["detail"]) == (503, True)
+    assert eventually(lambda: server.task("before")["waiting_for"] == "room on the rollout server's disk")
+    server.folder.rmdir()
+    away.rename(server.folder)
+    assert server.submit("after").status_code == 200
+    server.restart()
+    assert [server.http.get(f"/rollout/task/{name}").status_code for name in ("before", "after")] == [200, 200]

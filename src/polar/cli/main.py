@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Collection
 from importlib import import_module
@@ -23,6 +24,10 @@ class Group(TyperGroup):
             return super().invoke(ctx)
         except PolarError as fault:
             raise stop(fault.message, code_of(fault)) from fault
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise stop(f"cannot write: {error.strerror}", ExitCode.FAILED) from error
 
 
 COMMANDS = {

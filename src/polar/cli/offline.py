@@ -27,7 +27,10 @@ def served(data: Path) -> Iterator[str | None]:
     thread = threading.Thread(target=lambda: asyncio.run(_serve(data, token, listening, stopping)))
     thread.start()
     try:
-        yield None if isinstance(listening.exception(), ConfigError) else listening.result()
+        fault = listening.exception()
+        if isinstance(fault, OSError):
+            raise ConfigError(f"a folder is read where it can be written to, for its lock: {fault}. Copy it first")
+        yield None if isinstance(fault, ConfigError) else listening.result()
     finally:
         stopping.set_result(None)
         thread.join()

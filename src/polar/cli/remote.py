@@ -60,6 +60,18 @@ _START = (
 )
 
 
+@contextmanager
+def of_task(task: str) -> Iterator[None]:
+    """A task that the server does not know is named."""
+    try:
+        yield
+    except ClientError as error:
+        if error.status != 404:
+            raise
+        known = "`polar status` lists those it has, `polar show` takes a session"
+        raise ClientError(f"the rollout server has no task {task!r}: {known}", error.status) from error
+
+
 def code_of(error: ClientError) -> ExitCode:
     if error.status is None:
         return ExitCode.UNREACHABLE
@@ -70,5 +82,6 @@ def _advice(error: ClientError) -> str:
     if error.status is None:
         return f"{error.message}. {_START}"
     if error.status == 401:
-        return f"{error.message}. Set {TOKEN_VARIABLE}, or give --data with the server's data folder"
+        data = "give --data with the server's data folder; a gateway's address will not do"
+        return f"{error.message}. Set {TOKEN_VARIABLE}, or {data}"
     return error.message

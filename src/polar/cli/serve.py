@@ -117,6 +117,8 @@ def serve(
     told = "heartbeat_interval_seconds" in known.gateway.model_fields_set
     beat = known.gateway.heartbeat_interval_seconds if told else _HEARTBEAT_SECONDS
     announce = partial(_announce, json, folder, node)
+    if settings.port and (settings.host, settings.port) == (node.host, node.port):
+        raise ConfigError(f"--port and --gateway-port are both {node.port}: the gateway needs one of its own")
     with lock.held(folder / "gateway"):
         check_port(settings.host, settings.port, "rollout.port (--port)")
         check_port(node.host, node.port, "the gateway's port (--gateway-port)")

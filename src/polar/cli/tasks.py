@@ -11,7 +11,7 @@ from rich.text import Text
 
 from polar.cli.console import ExitCode, grid, harmless, out, print_json, say
 from polar.cli.options import DEFAULT_SERVER, Json, Server, ServersData
-from polar.cli.remote import connected, looking
+from polar.cli.remote import connected, looking, of_task
 from polar.cli.results import number, seconds
 from polar.cli.taskfile import TaskFile, read_tasks
 from polar.client import Client, ClientError
@@ -53,7 +53,7 @@ def cancel(task: TaskId, server: Server = DEFAULT_SERVER, data: ServersData = No
 
     Example: polar cancel hello
     """
-    with connected(server, data) as client:
+    with connected(server, data) as client, of_task(task):
         status = client.cancel(task)
     print_json(status) if json else out().print(f"{status.task_id}  {status.status}")
 
@@ -72,7 +72,7 @@ def status(
     Examples: polar status, polar status hello
     """
     with looking(server, data) as (client, stopped):
-        code = _one(client, task, stopped, json) if task else _all(client, stopped, json)
+        code = _all(client, stopped, json) if task is None else _one(client, task, stopped, json)
     raise typer.Exit(code)
 
 
@@ -83,7 +83,8 @@ def _shown(status: SessionStatus | TaskState, stopped: bool) -> str:
 
 
 def _one(client: Client, task: str, stopped: bool, json: bool) -> ExitCode:
-    known, sessions = client.task(task, results=False), client.sessions(task).sessions
+    with of_task(task):
+        known, sessions = client.task(task, results=False), client.sessions(task).sessions
     if json:
         print_json({"task": known, "sessions": sessions, "stopped": stopped})
     else:

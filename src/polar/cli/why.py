@@ -7,7 +7,7 @@ from rich.text import Text
 from polar.cli.console import harmless, out, print_json
 from polar.cli.options import DEFAULT_SERVER, Json, Server, ServersData
 from polar.cli.reasons import Finding, Report, report
-from polar.cli.remote import looking
+from polar.cli.remote import looking, of_task
 from polar.cli.tasks import STOPPED, TaskId
 from polar.records import TaskState
 
@@ -21,7 +21,7 @@ def why(task: TaskId, server: Server = DEFAULT_SERVER, data: ServersData = None,
 
     Example: polar why hello
     """
-    with looking(server, data) as (client, stopped):
+    with looking(server, data) as (client, stopped), of_task(task):
         said = report(client.task(task))
     if stopped and not TaskState(said.status).terminal:
         said.waiting_for = STOPPED

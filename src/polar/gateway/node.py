@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from polar.config import NodeSettings, describe
 from polar.errors import ConfigError, ServerFault, from_os_error
 from polar.gateway.control import control_routes
+from polar.gateway.disk import Disk
 from polar.gateway.engine_watch import EngineWatch
 from polar.gateway.link import Refused, ServerLink
 from polar.gateway.orders import Orders
@@ -57,9 +58,11 @@ class Gateway:
         self.token = token
         self._data = data
         self._outbox = Outbox(data / "outbox")
+        self._disk = Disk(data)
         self._link = ServerLink(server_url, token)
         self._launcher = Launcher()
         self._runtimes = _offered(node)
+        _check_tokenizer(node)
         self._resources = resources(node.resources)
         self._heartbeat = heartbeat_seconds
         self._delivering: set[tuple[str, int]] = set()
@@ -84,6 +87,7 @@ class Gateway:
                 try:
                     async with asyncio.TaskGroup() as self._tasks:
                         self._tasks.create_task(self.watch.watch())
+                        self._tasks.create_task(self._disk.watch())
                         self._tasks.create_task(self._come_back())
                         self._tasks.create_task(self._serve(ready))
                 finally:
@@ -236,6 +240,7 @@ class Gateway:
             stages=self.stages,
             proxy=self.watch.proxy,
             outbox=self._outbox,
+            disk=self._disk,
             launcher=self._launcher,
             runtimes=self._runtimes,
         )
@@ -343,6 +348,13 @@ def _offered(node: NodeSettings) -> frozenset[str]:
         known = ", ".join(sorted(RUNTIMES))
         raise ConfigError(f"default_runtime (--runtime) is {node.default_runtime!r}: known are {known}")
     return frozenset(name for name in RUNTIMES if name != "local" or node.default_runtime == "local")
+
+
+def _check_tokenizer(node: NodeSettings) -> None:
+    """Waiting for a folder that is not there would be for ever. Raises ConfigError."""
+    folder = node.inference.tokenizer
+    if folder is not None and not Path(folder).is_dir():
+        raise ConfigError(f"the tokenizer (inference.tokenizer, --tokenizer) {folder} is no folder")
 
 
 def _without_disk(result: NodeResult, error: OSError | ServerFault) -> NodeResult:

@@ -25,6 +25,7 @@ from polar.errors import (
 )
 from polar.evaluators import load_evaluator
 from polar.gateway.budgets import StageTimeout, milliseconds, never, timed, within
+from polar.gateway.disk import Disk
 from polar.gateway.environment import agent_environment
 from polar.gateway.grading import grade
 from polar.gateway.outbox import Outbox
@@ -58,6 +59,7 @@ class NodeFacts(msgspec.Struct, kw_only=True, frozen=True):
     stages: Stages
     proxy: ModelProxy
     outbox: Outbox
+    disk: Disk
     launcher: Launcher
     runtimes: frozenset[str]
     """names of those that this gateway offers"""
@@ -128,7 +130,10 @@ class Session:
             log.exception("bug in a session", session=self.lease.session_id)
             self.outcome.fault = ServerFault(f"{type(bug).__name__}: {bug}", name="bug")
         finally:
+            self.node.disk.look()
             await self._clear()
+        if not self.outcome.unwanted:
+            self.outcome.fault = self.node.disk.fault(taken_at) or self.outcome.fault
         seconds = self.lease.queued_seconds + time.monotonic() - taken_at
         self.outcome.timing.e2e_ms = milliseconds(seconds)
         if self.outcome.lost:

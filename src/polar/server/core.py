@@ -214,7 +214,7 @@ class Core:
     async def _tick_for_ever(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            self.full = self.files.full()
+            self._look_at_disk()
             self.machine.tick(self.now())
             try:
                 await self.settle()
@@ -223,6 +223,18 @@ class Core:
                 log.error("cannot save", why=str(error))
             for task in [task for task in self.machine.tasks.values() if task.over]:
                 self.put_away(task.task_id)
+
+    def _look_at_disk(self) -> None:
+        """Nothing is begun for whose end there is no room. A folder that has gone may come back, as a mount does."""
+        try:
+            problem = f"less than {RESERVE_BYTES >> 20} MiB are left" if self.files.full() else None
+        except OSError as error:
+            problem = str(error)
+        if problem is not None and not self.full:
+            log.error("no new tasks are taken, and no sessions begun", folder=str(self.files.folder), why=problem)
+        elif problem is None and self.full:
+            log.info("there is room again", folder=str(self.files.folder))
+        self.full = problem is not None
 
     async def _save_clock(self) -> None:
         if self.now() - self._clock_saved > (_CLOCK_SECONDS if self.machine.tasks else _IDLE_CLOCK_SECONDS):

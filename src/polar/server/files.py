@@ -6,6 +6,7 @@ a packed session log, `….part` a log that is still arriving; `<data>/unfinishe
 
 from __future__ import annotations
 
+import errno
 import glob
 import hashlib
 import os
@@ -32,6 +33,7 @@ class Files:
         self._logs, self._unfinished = self.folder / "logs", self.folder / "unfinished"
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._logs.mkdir(exist_ok=True)
+        self._inode = self.folder.stat().st_ino
 
     def begin(self) -> None:
         """Forgets what an earlier life did not finish writing. The folder must be of no other server."""
@@ -39,6 +41,10 @@ class Files:
         self._unfinished.mkdir(exist_ok=True)
 
     def free_bytes(self) -> int:
+        """Raises OSError where the folder is no longer there, or another has taken its place: what is open of the old
+        one is written to nowhere."""
+        if self.folder.stat().st_ino != self._inode:
+            raise FileNotFoundError(errno.ENOENT, "another folder has taken its place", str(self.folder))
         return shutil.disk_usage(self.folder).free
 
     def full(self) -> bool:

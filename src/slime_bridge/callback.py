@@ -25,7 +25,8 @@ async def listening(host: str, arrived: Callable[[TaskResult], None]) -> AsyncIt
     token = secrets.token_urlsafe(24)
 
     async def receive(request: web.Request) -> web.Response:
-        if not hmac.compare_digest(request.query.get("token", ""), token):
+        given = request.query.get("token", "").encode(errors="surrogateescape")
+        if not hmac.compare_digest(given, token.encode()):
             return web.json_response({"ok": False, "reason": "wrong token"}, status=403)
         body, packed = await request.read(), request.content_type == "application/msgpack"
         try:

@@ -253,7 +253,8 @@ def test_a_callback_is_answered_whatever_it_holds(gateway: Gateway, make_trainer
     assert "status" in httpx.post(url, content=b'{"task_id": "x"}').json()["reason"]
     assert httpx.post(url, content=b'{"task_id": "x", "status": "running"}').json()["ok"] is False
     assert httpx.post(url, content=b'{"task_id": "x", "status": "completed"}').json() == {"ok": True}
-    assert httpx.post(url.split("?")[0] + "?token=guessed", content=b"{}").status_code == 403
+    for guessed in ("guessed", "%C3%A9", "%FF"):
+        assert httpx.post(f"{url.partition('?')[0]}?token={guessed}", content=b"{}").status_code == 403
 
 
 def test_case_049_a_doubled_callback_and_a_result_after_the_step_change_nothing(gateway: Gateway, make_trainer: Make):

@@ -158,13 +158,14 @@ def test_a_listener_of_ones_own_needs_no_key_and_takes_no_other(engine: Scripted
     url = proxy.listen(session)
     chat = f"{url}/v1/chat/completions"
 
-    def status(address: str, headers: dict[str, str]) -> int:
+    def status(address: str, headers: dict[str, str] | dict[bytes, bytes]) -> int:
         return httpx.post(address, json=body(), headers=headers, trust_env=False).status_code
 
     assert status(chat, {}) == 200
     assert status(chat, {"x-goog-api-key": session.key}) == 200
     assert status(f"{url}/s/{session.key}/v1/chat/completions", {"x-api-key": "dummy"}) == 200
     assert status(chat, {"x-api-key": other.key}) == 401
+    assert status(chat, {b"x-api-key": b"\xff"}) == 401
     assert status(f"{session.url}/v1/chat/completions", {}) == 401
     assert httpx.head(url, trust_env=False).status_code == 200
     assert httpx.get(f"{url}/health", trust_env=False).status_code == 404

@@ -40,7 +40,8 @@ class _Routes:
 
     def guard(self, handler: Any) -> Handler:
         async def guarded(request: web.Request) -> web.StreamResponse:
-            if not hmac.compare_digest(request.headers.get(TOKEN_HEADER, "").encode(), self._gateway.token.encode()):
+            given = request.headers.get(TOKEN_HEADER, "").encode(errors="surrogateescape")
+            if not hmac.compare_digest(given, self._gateway.token.encode()):
                 return _answer({"detail": f"control token missing or wrong: send it as {TOKEN_HEADER}"}, 401)
             response: web.StreamResponse = await handler(request)
             return response

@@ -101,7 +101,7 @@ class ModelProxy:
         """Serves the proxy's routes alone on a listening socket: who calls here is the attempt of `key`."""
 
         def find(given: str | None) -> Session | None:
-            own = given is None or hmac.compare_digest(given.encode(), key.encode())
+            own = given is None or hmac.compare_digest(given.encode(errors="surrogateescape"), key.encode())
             return self._sessions.get(key) if own else None
 
         self._runners[key] = runner = await self._runner(find)

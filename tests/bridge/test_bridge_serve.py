@@ -170,6 +170,8 @@ def assert_idle(chain: Chain) -> None:
     token = {TOKEN_HEADER: (chain.data / "control_token").read_text().strip()}
     gateway = httpx.get(chain.gateway_url + "/admin/inference/status", headers=token, trust_env=False).json()
     assert (gateway["paused"], gateway["inflight"]) == (True, 0)
+    wrong = {TOKEN_HEADER.encode(): b"\xff"}
+    assert httpx.get(chain.gateway_url + "/admin/inference/status", headers=wrong, trust_env=False).status_code == 401
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ A script is a list of steps, one a generation; when it is used up, the engine sa
   probe            this step is for a gateway's probe
   versions         [[start, end, version]] instead of `version`: new weights within an answer
   refuse           the words of a 400
+  says             /generate only: fields of meta_info that its last event has instead of the true ones
   without          names of fields that a router in between has dropped
 Runs in a thread (`scripted_engine`) or as a process of its own (`python -m peers.engine --port N --tokenizer FOLDER`).
 """

@@ -81,6 +81,8 @@ class Generate(Answer):
             "completion_tokens": end,
             "weight_version": next(version for _, upto, version in self.spans() if end <= upto),
         }
+        if last:
+            meta |= self.step.get("says", {})
         if self.step.get("fault") != "no_ids":
             pairs = zip(self.logprobs[first:end], self.ids[first:end], strict=False)
             meta["output_token_logprobs"] = [[logprob, number, None] for logprob, number in pairs]

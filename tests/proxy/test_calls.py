@@ -37,6 +37,32 @@ def said(answer: httpx.Response) -> str:
     return "".join(choice["delta"].get("content", "") for event in events for choice in event.get("choices", []))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        ({"ids": [4, 999_999, 9]}, "the token id 999999"),
+        ({"ids": [4, -1, 9]}, "the token id -1"),
+        ({"ids": [4, 10**12, 9]}, "the token id 1000000000000"),
+        ({"ids": [4, 1.5, 9]}, "a token id that is no integer"),
+        ({"ids": [4, "five", 9]}, "cannot be read"),
+        ({"ids": [4, 9], "logprobs": [-0.1, 0.7]}, "a logprob above 0: 0.7"),
+        ({"ids": [4, 9], "says": {"completion_tokens": 5}}, "the engine counts 5 sampled tokens; it has given"),
+        ({"ids": [4, 9], "says": {"finish_reason": "stop"}}, "cannot be read"),
+    ],
+)
+def test_what_no_model_can_have_sampled_is_a_lie(
+    engine: ScriptedEngine, proxy: RunningProxy, step: dict[str, Any], words: str, stream: bool
+) -> None:
+    engine.script(step)
+    session = proxy.open()
+    assert words in session.post(body(stream=stream)).text
+    record, log = session.end()
+    assert (record.fault, record.completions, len(engine.requests)) == ("engine_lies", 0, 1)
+    assert log.calls[0].finished.fault == "engine_lies"
+    assert session.build().tokens.trainable == 0
+
+
 def test_the_end_of_the_session_aborts_at_once(engine: ScriptedEngine, patient: RunningProxy) -> None:
     engine.script(HOLD)
     session = patient.open()

@@ -12,6 +12,9 @@ from polar.errors import EngineFault
 from polar.protocols import Delta, Piece, Rendering
 from polar.proxy.canonical import Message
 
+_PADDING = 4096
+"""a model's table of tokens is longer than its tokenizer's list, by some hundred"""
+_ROUNDING = 0.01
 _TEXTS: dict[Literal["reasoning", "text"], str] = {"reasoning": "reasoning_content", "text": "content"}
 """kinds of deltas, in order, and where a message has their text"""
 
@@ -37,6 +40,17 @@ def message_of(
         if not message.get(name, "").startswith(told := _told(relayed, kind)):
             message[name] = told
     return message
+
+
+def check_tokens(piece: Piece, rendering: Rendering | None) -> None:
+    """Raises EngineFault `engine_lies` for what no model can have sampled, and no trainer could take."""
+    if not len(piece.ids):
+        return
+    if rendering is not None and (most := int(piece.ids.max())) >= rendering.vocabulary + _PADDING:
+        there = f"of {rendering.vocabulary} that there are"
+        raise EngineFault(f"the engine gives the token id {most}, {there}", name="engine_lies")
+    if piece.logprobs is not None and (piece.logprobs > _ROUNDING).any():
+        raise EngineFault(f"the engine gives a logprob above 0: {np.nanmax(piece.logprobs):.3g}", name="engine_lies")
 
 
 def named_calls(message: Message, answer: str) -> Message:

@@ -19,7 +19,7 @@ import structlog
 
 from polar.errors import EngineFault, HarnessFault, PolarError, ServerFault, TaskFault
 from polar.protocols import AnswerReader, Delta, EngineCall, Piece
-from polar.proxy.answering import logprobs_of, message_of, named_calls, remainder, thinking_tokens
+from polar.proxy.answering import check_tokens, logprobs_of, message_of, named_calls, remainder, thinking_tokens
 from polar.proxy.canonical import Answer, Ask, Message, Opening, Refusal, number_too_large
 from polar.proxy.conversation import Conversation, Place, Plan
 from polar.proxy.forms import check_bias, check_length, grammar_of
@@ -290,6 +290,7 @@ class Call:
             plan = Plan(ids=piece.prompt_ids, source="engine")
             self._transcript.prompt(place, plan)
             self._stands(plan)
+        check_tokens(piece, self._session.rendering)
         self._transcript.take(piece)
         self._session.record.sampled += len(piece.ids)
         if self._reader is not None:

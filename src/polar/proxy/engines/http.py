@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from polar.errors import EngineFault, HarnessFault, PolicyFault
 from polar.proxy.engines.watch import PATIENCE_SECONDS, Watch
-from polar.records import LogprobMode
+from polar.records import IDS, LogprobMode
 
 POOL, _CONTROL_POOL = 1024, 64
 CONNECT_SECONDS = 5.0
@@ -153,6 +153,28 @@ def parsed(data: bytes) -> Any:
         return json.loads(json.dumps(json.loads(data), ensure_ascii=False).encode(errors="replace"))
     except (ValueError, RecursionError) as error:
         raise EngineFault(f"the engine's answer is not JSON: {data[:200]!r}", name="engine_error") from error
+
+
+def ids_of(listed: Sequence[Any]) -> np.ndarray:
+    """Token ids [n] of an answer. Raises TypeError or ValueError for what is none: numpy alone would take 1.5 for 1."""
+    ids = np.asarray(listed)
+    if not len(ids):
+        return np.empty(0, IDS)
+    if ids.dtype.kind not in "iu":
+        raise TypeError("a token id that is no integer")
+    if ids.min() < 0 or ids.max() > np.iinfo(IDS).max:
+        raise ValueError(f"the token id {ids.min() if ids.min() < 0 else ids.max()}")
+    return ids.astype(IDS)
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """Around what takes a document apart: of another shape than promised it is the engine's fault."""
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
+        problem = f"the engine's answer cannot be read: {type(error).__name__}: {error}"
+        raise EngineFault(problem, name="engine_lies") from error
 
 
 def _event(payload: bytes) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from polar.errors import EngineFault, PolicyFault
 from polar.protocols import EngineCall, EngineFacts, Piece
-from polar.proxy.engines.http import PATIENCE_SECONDS, EngineHTTP
+from polar.proxy.engines.http import PATIENCE_SECONDS, EngineHTTP, ids_of, readable
 from polar.proxy.engines.probing import probed
 from polar.records import IDS, LOGPROBS
 
@@ -58,7 +58,7 @@ class OpenAI(EngineHTTP):
 
     def tokens(self, document: dict[str, Any], choice: dict[str, Any]) -> Tokens:
         """What a document of an answer says of its tokens."""
-        ids = np.asarray(choice.get("token_ids") or [], IDS)
+        ids = ids_of(choice.get("token_ids") or [])
         prompt = document.get("prompt_token_ids") or choice.get("prompt_token_ids")
         return Tokens(ids, aligned(choice, len(ids)), prompt)
 
@@ -106,9 +106,14 @@ class OpenAI(EngineHTTP):
             reply = _Reply(self.tokens)
             if call.stream:
                 async for document in self.events(response):
-                    yield reply.piece(document, "delta")
+                    with readable():
+                        piece = reply.piece(document, "delta")
+                    yield piece
             else:
-                yield reply.piece(await self.document(response), "message")
+                document = await self.document(response)
+                with readable():
+                    piece = reply.piece(document, "message")
+                yield piece
             last = reply.last()
             self.check([*reply.pieces, last])
             yield last
@@ -154,7 +159,7 @@ class _Reply:
             text=said.get("content") or "",
             reasoning=_reasoning(said),
             version=self._version,
-            prompt_ids=np.asarray(prompt, IDS) if prompt else None,
+            prompt_ids=ids_of(prompt) if prompt else None,
         )
         self.pieces.append(made)
         return made

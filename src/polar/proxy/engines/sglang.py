@@ -17,7 +17,7 @@ import numpy as np
 
 from polar.errors import EngineFault
 from polar.protocols import EngineCall, EngineFacts, Piece
-from polar.proxy.engines.http import EngineHTTP, ids_text, refused
+from polar.proxy.engines.http import EngineHTTP, ids_of, ids_text, readable, refused
 from polar.proxy.engines.probing import LIES, QUESTION, mode_of, probed
 from polar.records import IDS, LOGPROBS, LogprobMode
 
@@ -36,7 +36,8 @@ class SGLang(EngineHTTP):
                 seen = 0
                 finished = False
                 async for document in self._answers(call, response):
-                    piece = _piece(document, seen, len(call.prompt_ids))
+                    with readable():
+                        piece = _piece(document, seen, len(call.prompt_ids))
                     seen += len(piece.ids)
                     finished = piece.finish_reason is not None
                     yield piece
@@ -141,10 +142,16 @@ def _piece(document: dict[str, Any], seen: int, prompt_tokens: int) -> Piece:
     if kind == "abort" and finish.get("status_code") not in (None, 200):
         raise refused(finish["status_code"], str(finish.get("message")))
     ids, logprobs = _tokens(document, meta, seen)
-    counted = meta.get("prompt_tokens")
-    if counted is not None and counted != prompt_tokens and kind != "abort":
-        raise EngineFault(f"the engine counts {counted} prompt tokens; it was given {prompt_tokens}", name=LIES)
+    if kind != "abort":
+        _count(meta.get("prompt_tokens"), prompt_tokens, "prompt tokens; it was given")
+    if kind not in (None, "abort"):
+        _count(meta.get("completion_tokens"), seen + len(ids), "sampled tokens; it has given")
     return Piece(ids=ids, logprobs=logprobs, version=_version(meta), finish_reason=kind, matched=finish.get("matched"))
+
+
+def _count(counted: int | None, known: int, what: str) -> None:
+    if counted is not None and counted != known:
+        raise EngineFault(f"the engine counts {counted} {what} {known}", name=LIES)
 
 
 def _tokens(document: dict[str, Any], meta: dict[str, Any], seen: int) -> tuple[np.ndarray, np.ndarray | None]:
@@ -157,9 +164,9 @@ def _tokens(document: dict[str, Any], meta: dict[str, Any], seen: int) -> tuple[
     entries = _new(entries or [], seen, total)
     ids = [entry[1] for entry in entries] if listed is None else _new(listed, seen, total)
     if [entry[1] for entry in entries] != ids:
-        return np.asarray(ids, IDS), None
+        return ids_of(ids), None
     # A null is a logprob that the engine does not have: NaN in the record, never a number of ours (case 17).
-    return np.asarray(ids, IDS), np.asarray([entry[0] for entry in entries], LOGPROBS)
+    return ids_of(ids), np.asarray([entry[0] for entry in entries], LOGPROBS)
 
 
 def _new(items: list[Any], seen: int, total: int | None) -> list[Any]:

@@ -13,9 +13,10 @@ import numpy as np
 
 from polar.errors import EngineFault
 from polar.protocols import EngineCall, EngineFacts, Piece
+from polar.proxy.engines.http import ids_of
 from polar.proxy.engines.openai import ROUTE, OpenAI, Tokens, aligned
 from polar.proxy.engines.probing import LIES, mode_of
-from polar.records import IDS, LOGPROBS
+from polar.records import LOGPROBS
 
 _ASKED = (
     *("return_prompt_token_ids", "return_meta_info"),  # since 0.5.13
@@ -39,9 +40,9 @@ class SGLangChat(OpenAI):
         prompt = document.get("prompt_token_ids") or choice.get("prompt_token_ids") or _first(more.get("input_ids"))
         entries = told.get("output_token_logprobs")
         if entries is not None:
-            return Tokens(_ids([entry[1] for entry in entries]), _floats([entry[0] for entry in entries]), prompt)
+            return Tokens(ids_of([entry[1] for entry in entries]), _floats([entry[0] for entry in entries]), prompt)
         listed = choice.get("response_token_ids") or choice.get("token_ids") or _first(more.get("output_ids"))
-        ids = _ids(listed or [])
+        ids = ids_of(listed or [])
         return Tokens(ids, aligned(choice, len(ids)), prompt)
 
     def check(self, pieces: list[Piece]) -> None:
@@ -81,10 +82,6 @@ _MISSING = (
 def _first(lists: Any) -> Any:
     """Of one list a choice, the only choice's."""
     return lists[0] if lists and isinstance(lists[0], list) else lists
-
-
-def _ids(values: list[int]) -> np.ndarray:
-    return np.asarray(values, IDS)
 
 
 def _floats(values: list[float | None]) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 
 from polar.errors import EngineFault
 from polar.protocols import EngineCall, EngineFacts, Piece
-from polar.proxy.engines.http import PATIENCE_SECONDS, ids_text
+from polar.proxy.engines.http import PATIENCE_SECONDS, ids_of, ids_text, readable
 from polar.proxy.engines.openai import ROUTE as CHAT
 from polar.proxy.engines.openai import OpenAI
 from polar.proxy.engines.probing import LIES, QUESTION, mode_of, probed
@@ -97,11 +97,14 @@ class VLLM(OpenAI):
             if call.stream:
                 async for document in self.events(response):
                     if document.get("choices"):
-                        piece = _piece(document["choices"][0])
+                        with readable():
+                            piece = _piece(document["choices"][0])
                         finished = piece.finish_reason is not None
                         yield piece
             else:
-                piece = _piece(((await self.document(response)).get("choices") or [{}])[0])
+                document = await self.document(response)
+                with readable():
+                    piece = _piece((document.get("choices") or [{}])[0])
                 finished = piece.finish_reason is not None
                 yield piece
             if not finished:
@@ -143,7 +146,7 @@ def _sampling(call: EngineCall) -> dict[str, Any]:
 def _piece(choice: dict[str, Any]) -> Piece:
     if choice.get("token_ids") is None:
         raise EngineFault(_missing("token_ids"), name=LIES)
-    ids, told = np.asarray(choice["token_ids"], IDS), choice.get("logprobs") or {}
+    ids, told = ids_of(choice["token_ids"]), choice.get("logprobs") or {}
     values = told.get("token_logprobs") or [entry.get("logprob") for entry in told.get("content") or []]
     return Piece(
         ids=ids,

@@ -89,6 +89,8 @@ CHAT: list[tuple[dict[str, Any], str | None]] = [
     ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs: "),
     ({"continue_final_message": True}, "continue_final_message: "),
     ({"guided_json": {}}, "guided_json: send it as response_format"),
+    ({"regex": "a+"}, "regex: send it as response_format"),
+    ({"lora_path": "x"}, "lora_path: the policy is the model as it is served"),
     ({"stream_options": {"include_usage": "yes"}}, "include_usage: "),
     ({"response_format": {"type": "json_schema"}}, "response_format: "),
     ({"store": True, "metadata": {"a": "b"}, "user": "u", "verbosity": "low", "reasoning_effort": "high"}, None),

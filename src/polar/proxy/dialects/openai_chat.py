@@ -55,7 +55,10 @@ _REFUSED = {
     "continue_final_message": "an answer begins anew behind the last message",
     "documents": "send their text in messages",
     "min_tokens": "the policy ends its answers itself",
+    "lora_path": "the policy is the model as it is served",
+    "custom_logit_processor": "tokens are sampled by temperature, top_p, top_k, min_p, penalties and logit_bias",
     **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), _FORM),
+    **dict.fromkeys(("regex", "ebnf"), _FORM),
 }
 _STATUS = {
     "bad_request": (400, "invalid_request_error", None),

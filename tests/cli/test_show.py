@@ -39,6 +39,14 @@ def test_a_prompt_that_ends_early_forks_into_nothing(tmp_path):
     assert "turn 2 forks: at position 2 it has nothing, where turn 1 had '⟨51⟩' (id 51)" in show(script.path)
 
 
+def test_an_edited_history_is_told_by_its_first_differing_token(tmp_path, tokenizer, letters):
+    script = ScriptedLog(tmp_path)
+    first = script.call(letters("ask"), letters("say"))
+    script.call(letters("axe"), letters("d"), like=first)
+    said = "turn 2 continues no answer (an edited history, or another conversation): at position 1 it has 'x' (id"
+    assert said in show(script.path, "--tokenizer", tokenizer)
+
+
 def test_excluded_turns_name_their_reason(tmp_path):
     script = ScriptedLog(tmp_path)
     script.call([1], [10], delivered=False)

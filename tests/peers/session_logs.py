@@ -50,6 +50,7 @@ class ScriptedLog:
         sampled: Sequence[int],
         *,
         after: int | None = None,
+        like: int | None = None,
         logprobs: Sequence[float | None] | str | None = "some",
         version: str | None = "1",
         finish: str | None = "stop",
@@ -60,10 +61,11 @@ class ScriptedLog:
         joined: int = 0,
         message: Message | None = None,
     ) -> int:
-        """`after`: the call whose answer the messages continue. `finish` None: the call never finished."""
+        """`after`: the call whose answer the messages continue; `like`: one that they only begin like. `finish` None:
+        the call never finished."""
         number = self._writer.calls + 1
         self._open(number, after, auxiliary)
-        self._prompt(number, list(prompt), after, source)
+        self._prompt(number, list(prompt), after, like, source)
         values = [-0.5 - 0.25 * i for i in range(len(sampled))] if logprobs == "some" else logprobs
         array = None if values is None else np.asarray(values, LOGPROBS)
         self._writer.append(Chunk(call=number, ids=np.asarray(sampled, IDS), logprobs=array, version=version))
@@ -101,8 +103,9 @@ class ScriptedLog:
             )
         )
 
-    def _prompt(self, number: int, prompt: list[int], after: int | None, source: str) -> None:
-        keep = common(prompt, self._sequences[after]) if after is not None else 0
+    def _prompt(self, number: int, prompt: list[int], after: int | None, like: int | None, source: str) -> None:
+        base = like if after is None else after
+        keep = common(prompt, self._sequences[base]) if base is not None else 0
         ids = np.asarray(prompt[keep:], IDS)
-        record = Prompt(call=number, base=after, keep=keep, ids=ids, source=source, expected=after)  # type: ignore[arg-type]
+        record = Prompt(call=number, base=base, keep=keep, ids=ids, source=source, expected=after)  # type: ignore[arg-type]
         self._writer.append(record)

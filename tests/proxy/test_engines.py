@@ -78,7 +78,13 @@ def test_cumulative_and_disjoint_streams_and_whole_answers_are_one(
 @pytest.mark.parametrize("kind", ["sglang", "vllm"])
 @pytest.mark.parametrize(
     ("fault", "name"),
-    [("500", "engine_error"), ("drop", "engine_down"), ("no_ids", "engine_lies"), ("overflow", "context")],
+    [
+        ("500", "engine_error"),
+        ("html", "engine_error"),
+        ("drop", "engine_down"),
+        ("no_ids", "engine_lies"),
+        ("overflow", "context"),
+    ],
 )
 def test_faults_have_names(engine: ScriptedEngine, kind: str, stream: bool, fault: str, name: str) -> None:
     step = {"ids": [4, 5, 9], "fault": fault, "after": 1}

@@ -43,6 +43,16 @@ def test_a_fork_names_the_first_differing_token(tmp_path: Path) -> None:
     assert shortened.fork == Fork(expected_call=1, position=2, expected_id=51, prompt_id=None)
 
 
+def test_a_call_that_continues_no_answer_tells_where_it_leaves_the_one_it_begins_like(tmp_path: Path) -> None:
+    script = ScriptedLog(tmp_path)
+    first = script.call([1, 2, 3], [50, 9])
+    script.call([1, 2, 7], [60, 9], like=first)
+    script.call([8], [61, 9])
+    _, edited, other = view(script.read())
+    assert edited.leaves == Fork(expected_call=1, position=2, expected_id=3, prompt_id=7)
+    assert (edited.fork, edited.continues, other.leaves) == (None, None, None)
+
+
 def test_an_excluded_call_says_why(tmp_path: Path) -> None:
     script = ScriptedLog(tmp_path)
     script.call([1], [10], delivered=False)

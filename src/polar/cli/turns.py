@@ -83,6 +83,9 @@ def forks(turns: list[Turn], decode: Decoder) -> Iterator[Text]:
     for turn in turns:
         if turn.fork is not None:
             yield Text(f"turn {turn.call} forks: {_fork(turn.fork, decode)}", style="yellow")
+        if turn.leaves is not None:
+            why = "an edited history, or another conversation"
+            yield Text(f"turn {turn.call} continues no answer ({why}): {_fork(turn.leaves, decode)}", style="yellow")
 
 
 def _fork(fork: Fork, decode: Decoder) -> str:

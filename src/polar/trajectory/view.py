@@ -12,7 +12,7 @@ from polar.trajectory.sequences import Sequences
 
 
 class Fork(msgspec.Struct, kw_only=True, frozen=True):
-    """Where a prompt leaves the sequence that its messages continue; an id is None where its side has ended."""
+    """Where a prompt leaves the sequence of an earlier call; an id is None where its side has ended."""
 
     expected_call: int
     position: int
@@ -22,6 +22,8 @@ class Fork(msgspec.Struct, kw_only=True, frozen=True):
 
 class Turn(msgspec.Struct, kw_only=True):
     """One call. new_ids: its prompt behind the `kept` ids that it shares with the call it continues (or should have).
+    fork: where it leaves that one; leaves: of a call whose messages continue no answer, where it leaves the one that
+    begins most like it.
     ids, loss_mask, logprobs: the sampled tokens; a logprob is NaN where there is none. Times are Unix seconds."""
 
     call: int
@@ -40,6 +42,7 @@ class Turn(msgspec.Struct, kw_only=True):
     trace: int | None
     excluded: str | None
     fork: Fork | None
+    leaves: Fork | None
     finish_reason: str | None
     delivered: bool
     opened_at: float
@@ -86,12 +89,21 @@ def _turn(sequences: Sequences, call: Call, continues: int | None, trace: int | 
         trace=trace,
         excluded=reason.value if reason else None,
         fork=_fork(sequences, continues, kept, new_ids) if prompt and continues is not None else None,
+        leaves=_leaves(sequences, call) if continues is None else None,
         finish_reason=finished.finish_reason if finished else None,
         delivered=call.delivered,
         opened_at=opened.at,
         first_token_at=finished.first_token_at if finished else None,
         finished_at=finished.at if finished else None,
     )
+
+
+def _leaves(sequences: Sequences, call: Call) -> Fork | None:
+    base = call.prompt.base if call.prompt is not None else None
+    if base is None or not sequences.knows(base):
+        return None
+    kept = sequences.kept(call, base)
+    return _fork(sequences, base, kept, sequences.prompt(call, kept))
 
 
 def _fork(sequences: Sequences, expected: int, kept: int, new_ids: np.ndarray) -> Fork | None:

@@ -87,9 +87,10 @@ class EngineHTTP:
 
     async def events(self, response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
         """The documents of an event stream up to [DONE]. Raises EngineFault when it ends before."""
-        held = b""
+        held = first = b""
         while data := await response.content.readany():
             self._watch.heard()
+            first = first or data
             *lines, held = (held + data).split(b"\n")
             for line in lines:
                 if line.startswith(b"data:"):
@@ -97,6 +98,8 @@ class EngineHTTP:
                     if payload == b"[DONE]":
                         return
                     yield _event(payload)
+        if first and b"data:" not in first:
+            raise EngineFault(f"the engine's answer is no event stream: {first[:200]!r}", name="engine_error")
         raise EngineFault(f"the engine {self.base_url} ended its answer half-way", name="engine_down")
 
     async def alive(self) -> bool:
@@ -193,4 +196,4 @@ def refused(status: Any, text: str) -> Exception:
         return PolicyFault(f"the engine refuses the prompt: {text[:500]}", name="context")
     if status in (400, 422) and _CALLS_OWN.search(text):
         return HarnessFault(f"the engine refuses the request: {text[:500]}", name="engine_refused")
-    return EngineFault(f"the engine answered {status}: {text[:500]}", name="engine_error")
+    return EngineFault(f"the engine answered {status or 'an error'}: {text[:500]}", name="engine_error")

@@ -83,6 +83,7 @@ def test_calls_beyond_those_allowed_at_once_are_told_to_wait(
         until(lambda: len(engine.requests) == 1)
         busy = post(session, dialect, asked("other"))
         assert (busy.status_code, word(busy.json())) == (429, REFUSED[dialect][1])
+        assert busy.headers["Retry-After"] == "1"
         assert "x-should-retry" not in busy.headers
         engine.release()
         assert live.result().status_code == 200

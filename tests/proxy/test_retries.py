@@ -95,11 +95,16 @@ def test_hanging_up_while_the_answer_comes_is_no_error_in_the_log(
 def test_a_retry_header_replays_a_delivered_answer_and_its_absence_is_a_new_sample(
     engine: ScriptedEngine, proxy: RunningProxy, dialect: str
 ) -> None:
-    engine.script({"text": "one"}, {"text": "two"})
+    engine.script({"text": "one"}, {"text": "two"}, {"text": "three"})
     session = proxy.open()
-    headers = ({}, {"x_stainless_retry_count": "1"}, {"x_stainless_retry_count": "0"})
-    assert [said(session, dialect, asked(), **given) for given in headers] == ["one", "one", "two"]
-    assert fates(session) == [("stop", True, 1), ("stop", True, 0)]
+    headers = (
+        {},
+        {"x_stainless_retry_count": "1"},
+        {"x_stainless_retry_count": "0"},
+        {"x_stainless_retry_count": "-1"},
+    )
+    assert [said(session, dialect, asked(), **given) for given in headers] == ["one", "one", "two", "three"]
+    assert fates(session) == [("stop", True, 1), ("stop", True, 0), ("stop", True, 0)]
 
 
 @in_every_dialect

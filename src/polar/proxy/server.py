@@ -36,6 +36,10 @@ def make_app(find: Find, model: str, *, keep_alive: float, routes: list[web.Rout
     return app
 
 
+_AGAIN = {"busy": {"Retry-After": "1"}, "server": {}}
+"""kinds of refusals that another try may not meet, and what their answers say of that"""
+
+
 class _Routes:
     def __init__(self, find: Find, model: str, keep_alive: float) -> None:
         self._find = find
@@ -71,7 +75,8 @@ class _Routes:
                 ask.messages = in_words(ask.messages)
             if route.action == "count":
                 return _json(dialect.count(await _count(session, ask, len(raw))))
-            repeat = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+            tries = request.headers.get("x-stainless-retry-count", "")
+            repeat = tries.isdecimal() and tries.strip("0") != ""
             call = session.call(dialect.name, await aside(heavy, Body, raw), ask, repeat=repeat)
         except Refusal as refusal:
             session.refuse(dialect.name, refusal)
@@ -170,8 +175,7 @@ async def _count(session: Session, ask: Ask, size: int) -> int:
 
 def _refused(dialect: Dialect, refusal: Refusal) -> web.Response:
     status, body = dialect.error(refusal)
-    final = refusal.kind not in ("busy", "server")
-    return web.json_response(body, status=status, headers=FINAL if final else None)
+    return web.json_response(body, status=status, headers=_AGAIN.get(refusal.kind, FINAL))
 
 
 def _json(document: dict[str, Any]) -> web.Response:

@@ -22,7 +22,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
-from polar.collector import collect_rarely
+from polar.garbage import collect_rarely
 from polar.proxy import Attempt, ModelProxy, load_rendering, make_engine
 from polar.proxy.engines import http
 from polar.requests import AgentSpec, ExecInput, TaskRequest

@@ -18,6 +18,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from polar.errors import ConfigError, WrongFields
 
+TEMPLATE, RENDERERS = "template", "renderers:"
+"""how prompts are rendered: by the tokenizer folder's chat template, or by one of the package renderers"""
+
 
 def _check_url(value: str) -> str:
     if not re.fullmatch(r"https?://[^\s/]+\S*", value):
@@ -25,9 +28,9 @@ def _check_url(value: str) -> str:
     return value
 
 
-def _check_rendering(value: str) -> str:
-    if value != "template" and not value.startswith("renderers:"):
-        raise ValueError(f"{value!r} is neither template nor renderers:NAME")
+def check_rendering(value: str) -> str:
+    if value != TEMPLATE and not value.startswith(RENDERERS):
+        raise ValueError(f"{value!r} is neither {TEMPLATE} nor {RENDERERS}NAME")
     return value
 
 
@@ -52,7 +55,7 @@ class InferenceSettings(Strict):
     engine: str = "sglang"
     base_url: Url
     tokenizer: str | None = None
-    rendering: Annotated[str, AfterValidator(_check_rendering)] = "template"
+    rendering: Annotated[str, AfterValidator(check_rendering)] = TEMPLATE
     patience_seconds: Annotated[float, Field(gt=0)] = 300.0
 
 

@@ -39,6 +39,23 @@ def test_a_wrong_file_is_refused_before_the_server_is_asked(tmp_path, nobody):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("name", ["status", "why", "cancel"])
+def test_a_task_that_is_unknown_is_named(chain, name):
+    done = inside(name, "no-such", "--server", chain.url, "--data", chain.data)
+    assert done.exit_code == 2
+    assert "the rollout server has no task 'no-such': `polar status` lists those it has" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["status", "why", "cancel"])
+def test_a_server_of_something_else_is_not_one_without_the_task(name):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        done = inside(name, "no-such", "--server", f"http://127.0.0.1:{other.server_address[1]}")
+        other.shutdown()
+    assert done.exit_code != 0
+    assert "has no task" not in done.stderr
+
+
 def test_no_room_for_what_is_printed_is_said(tmp_path):
     with open("/dev/full", "w") as full:
         done = subprocess.run(

@@ -34,6 +34,12 @@ def states(server: Server) -> dict[str, str]:
         return dict(db.execute("SELECT task_id, state FROM deliveries").fetchall())
 
 
+def problems(server: Server) -> list[str | None]:
+    """What was wrong with each callback's last try."""
+    with closing(sqlite3.connect(f"file:{server.folder / 'polar.db'}?mode=ro", uri=True)) as db:
+        return [error for (error,) in db.execute("SELECT error FROM deliveries").fetchall()]
+
+
 def test_last_result_sends_the_callback(server: Server) -> None:
     node = server.node()
     with receiving() as receiver:
@@ -66,6 +72,7 @@ def test_every_way_not_to_acknowledge_is_followed_by_another_try(make_server: Ca
         for name, receiver in receivers.items():
             receiver.elsewhere = elsewhere.url
             finish(server, node, name, callback_url=receiver.url)
+        eventually(lambda: "the connection ended before the answer was whole" in problems(server), 30)
         eventually(lambda: states(server) == dict.fromkeys(scripts, "delivered"), 60)
         for name, receiver in receivers.items():
             assert len(receiver.deliveries) == len(scripts[name]) + 1, name

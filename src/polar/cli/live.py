@@ -12,9 +12,9 @@ from pathlib import Path
 
 from polar.cli.console import ExitCode, say
 from polar.cli.engine_process import EngineProcess
-from polar.collector import collect_rarely
 from polar.config import NodeSettings, RolloutSettings, control_token
 from polar.errors import ConfigError, EngineFault
+from polar.garbage import collect_rarely
 
 _ENGINE_LOOK_SECONDS = 0.5
 

@@ -12,8 +12,8 @@ import typer
 from typer.core import TyperGroup
 
 from polar.cli.console import ExitCode, stop
-from polar.collector import collect_rarely
 from polar.errors import ConfigError, PolarError, TaskFault
+from polar.garbage import collect_rarely
 
 EPILOG = "Start with `polar demo`; or `polar serve`, then `polar run tasks.jsonl` in another terminal."
 
@@ -65,7 +65,7 @@ def make_app(names: Collection[str] = COMMANDS) -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
     )
-    app.callback()(lambda: None)
+    app.callback()(lambda: None)  # without one an app of a single command would take that one's name for an argument
     for name in names:
         command = getattr(import_module(f"polar.cli.{COMMANDS[name]}"), name)
         app.command(name, **(_HANDS_OVER if name == "demo" else {}))(command)

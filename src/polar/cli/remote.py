@@ -60,13 +60,17 @@ _START = (
 )
 
 
+_UNKNOWN = "Task not found"
+"""a rollout server's word; what is none answers 404 in other words"""
+
+
 @contextmanager
 def of_task(task: str) -> Iterator[None]:
     """A task that the server does not know is named."""
     try:
         yield
     except ClientError as error:
-        if error.status != 404:
+        if error.message != _UNKNOWN:
             raise
         known = "`polar status` lists those it has, `polar show` takes a session"
         raise ClientError(f"the rollout server has no task {task!r}: {known}", error.status) from error

@@ -130,7 +130,7 @@ class Session:
             log.exception("bug in a session", session=self.lease.session_id)
             self.outcome.fault = ServerFault(f"{type(bug).__name__}: {bug}", name="bug")
         finally:
-            self.node.disk.look()
+            self.node.disk.look()  # while what the session wrote is still there
             await self._clear()
         if not self.outcome.unwanted:
             self.outcome.fault = self.node.disk.fault(taken_at) or self.outcome.fault

@@ -27,13 +27,18 @@ RESERVE_BYTES = 64 << 20
 _LONGEST_NAME = 200
 
 
+def _place(folder: Path) -> tuple[int, int]:
+    found = folder.stat()
+    return found.st_dev, found.st_ino
+
+
 class Files:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         self._logs, self._unfinished = self.folder / "logs", self.folder / "unfinished"
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._logs.mkdir(exist_ok=True)
-        self._inode = self.folder.stat().st_ino
+        self._place = _place(self.folder)
 
     def begin(self) -> None:
         """Forgets what an earlier life did not finish writing. The folder must be of no other server."""
@@ -43,7 +48,7 @@ class Files:
     def free_bytes(self) -> int:
         """Raises OSError where the folder is no longer there, or another has taken its place: what is open of the old
         one is written to nowhere."""
-        if self.folder.stat().st_ino != self._inode:
+        if _place(self.folder) != self._place:
             raise FileNotFoundError(errno.ENOENT, "another folder has taken its place", str(self.folder))
         return shutil.disk_usage(self.folder).free
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import jinja2
 import structlog
 
+from polar.config import RENDERERS, TEMPLATE, check_rendering
 from polar.errors import ConfigError, TaskFault
 from polar.protocols import Rendering
 from polar.proxy.rendering.folder import TokenizerFolder, read_folder
 from polar.proxy.rendering.template import TemplateRendering
 
-TEMPLATE, RENDERERS = "template", "renderers:"
 log = structlog.get_logger("polar.proxy")
 
 
@@ -20,13 +20,15 @@ def load_rendering(folder: str | Path, kind: str = TEMPLATE) -> Rendering:
     """The rendering of a tokenizer's folder: `template` uses the chat template in it, the model's own and so what its
     engines would write; `renderers:NAME` the hand-written one of that name in the package renderers, for a model whose
     folder has no template or one that is not prefix-stable. Raises ConfigError."""
+    try:
+        check_rendering(kind)
+    except ValueError as error:
+        raise ConfigError(f"rendering: {error}") from error
     contents = read_folder(Path(folder))
     if kind.startswith(RENDERERS):
         from polar.proxy.rendering.renderers_package import RenderersRendering
 
         return RenderersRendering(contents, kind.removeprefix(RENDERERS))
-    if kind != TEMPLATE:
-        raise ConfigError(f"rendering: {kind!r} is neither {TEMPLATE} nor {RENDERERS}NAME")
     return _template(contents)
 
 

@@ -79,7 +79,7 @@ class Command:
         ends = [os.pipe(), os.pipe()]
         try:
             self.pid = _spawn(request, ends[0][1], ends[1][1])
-        except BaseException:
+        except (OSError, *IMPOSSIBLE):
             self.record.close()
             for reader, _ in ends:
                 os.close(reader)
